@@ -1,0 +1,93 @@
+"""What a drafter is: a proposer of token trees, asked once a round, told afterwards what was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from specdiff.randomness import Random
+from specdiff.types import Budget, Draft, Provenance
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftRequest:
+    """One row's wish for a draft.
+
+    Attributes:
+        row: index of the request within the batch the session was opened for; finished rows no longer ask.
+        prefix: [L] int64 CPU, all committed tokens: prompt and continuation. L >= 1.
+        budget: what may be drafted; ``budget.gamma`` >= 1 and never beyond what the request can still commit.
+        random: the request's own ``draft`` stream.
+    """
+
+    row: int
+    prefix: Tensor
+    budget: Budget
+    random: Random
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What the target decided about one row.
+
+    Attributes:
+        row: index of the request. start: how many tokens were committed before.
+        tokens: newly committed ids (for the first observation: the prompt without its last token, start = 0).
+        accepted: how many of them came from the draft.
+        features: [F, H * len(feature_layers)] target hidden states of the rows that were fed and kept: the positions
+            ``start - 1 .. start - 1 + F - 1`` (``0 .. F - 1`` for the first); None unless the drafter asked for them.
+    """
+
+    row: int
+    start: int
+    tokens: tuple[int, ...]
+    accepted: int
+    features: Tensor | None = None
+
+
+class DraftSession(Protocol):
+    """State of a drafter for one batch of requests.
+
+    Attributes:
+        passes: forward passes of the drafter so far.
+    """
+
+    passes: int
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft for each request, in order; depth <= ``budget.gamma``; the empty tree is allowed."""
+        ...
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Hear what was committed. Called once before the first round (prompts), then after every round."""
+        ...
+
+
+class Drafter(Protocol):
+    """A drafter: weights and settings, shared by all sessions.
+
+    Attributes:
+        name: used in records. vocab_size: ids it may propose are below it.
+        max_gamma: the largest window it can draft, None for any.
+        feature_layers: target layers whose hidden states it reads (output of decoder layer i; () = none).
+    """
+
+    name: str
+    vocab_size: int
+    max_gamma: int | None
+    feature_layers: tuple[int, ...]
+
+    def provenance(self, budget: Budget) -> Provenance:
+        """What kind of draft `DraftSession.propose` returns under this budget; refuses shapes it cannot build.
+
+        Raises:
+            InputError: the drafter cannot build ``budget.shape``.
+        """
+        ...
+
+    def open(self, rows: int) -> DraftSession:
+        """Start a session for ``rows`` requests."""
+        ...

@@ -1,0 +1,169 @@
+"""The target: any transformers causal LM, scored over token trees on top of its own prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdiff.errors import InputError, UnsupportedModelError
+from specdiff.models.cached_decoder import CachedDecoder, NewRows, check_can_roll_back
+from specdiff.types import TokenTree
+
+_PREFILL_CHUNK = 512  # rows; bounds the mask and the activations of long prompts
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """One row of a target pass: the last committed token and the tree below it."""
+
+    root: int
+    tree: TokenTree
+
+
+class TargetSession(Protocol):
+    """A target's state for one batch of requests.
+
+    Attributes:
+        passes: decode passes so far (prefill excluded).
+    """
+
+    passes: int
+
+    def prefill(self, prompts: Sequence[Tensor]) -> list[Tensor | None]:
+        """Read all but the last token of every prompt ([L] int64); return their features [L - 1, F] if asked for."""
+        ...
+
+    def score(self, requests: Sequence[ScoreRequest | None]) -> list[Tensor | None]:
+        """ONE pass: logits [N + 1, V] of every row that asks; row 0 is the root's, row n + 1 node n's."""
+        ...
+
+    def commit(self, paths: Sequence[tuple[int, ...] | None]) -> list[Tensor | None]:
+        """Keep root and accepted nodes of each row's last tree; None drops a row that sat out. Returns features."""
+        ...
+
+    def finish(self, row: int) -> None:
+        """Release a finished row."""
+        ...
+
+
+class Target(Protocol):
+    """What the decode loop needs of a target.
+
+    Attributes:
+        name, vocab_size: V. context: most tokens of prompt and continuation, None for any.
+        eos_ids: ids that end a text.
+    """
+
+    name: str
+    vocab_size: int
+    context: int | None
+    eos_ids: tuple[int, ...]
+
+    def open(self, rows: int, feature_layers: tuple[int, ...] = ()) -> TargetSession:
+        """Start a session."""
+        ...
+
+
+class CausalTarget:
+    """Adapter from a transformers causal LM to `Target`.
+
+    Args:
+        model: a loaded model in eval mode, with ``sdpa`` or ``eager`` attention, any dtype, device map or plan.
+        name: used in records.
+
+    Raises:
+        UnsupportedModelError: the model's state cannot be rolled back (recurrent, hybrid, ...), and why.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, name: str = "") -> None:
+        check_can_roll_back(model)
+        config = model.config.get_text_config()
+        self.model = model.eval()
+        self.name = name or config.model_type
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        context = getattr(config, "max_position_embeddings", None)
+        self.context: int | None = int(context) if context else None
+        eos = model.generation_config.eos_token_id if model.generation_config is not None else config.eos_token_id
+        self.eos_ids: tuple[int, ...] = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+    def open(self, rows: int, feature_layers: tuple[int, ...] = ()) -> CausalTargetSession:
+        """Start a session for ``rows`` requests that hands out the hidden states after the given layers."""
+        layers = self.model.config.get_text_config().num_hidden_layers
+        bad = [i for i in feature_layers if not 0 <= i < layers]
+        if bad:
+            raise InputError.of(
+                "feature_layers", expected=f"layers 0..{layers - 1}", got=bad, remedy="use a drafter made for this target"
+            )
+        return CausalTargetSession(self, rows, feature_layers)
+
+
+class CausalTargetSession:
+    """One batch on a `CausalTarget`: cache, last trees, features."""
+
+    def __init__(self, target: CausalTarget, rows: int, feature_layers: tuple[int, ...]) -> None:
+        self._decoder = CachedDecoder(target.model, rows)
+        self._layers = feature_layers
+        self._features: Tensor | None = None
+        self.passes = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed cache slots of each row: all committed tokens but the last."""
+        return self._decoder.cache.lengths
+
+    def prefill(self, prompts: Sequence[Tensor]) -> list[Tensor | None]:
+        """Chunked, causal, without logits."""
+        rest = [p[:-1] for p in prompts]
+        collected: list[list[Tensor]] = [[] for _ in prompts]
+        for start in range(0, max(len(r) for r in rest), _PREFILL_CHUNK):
+            chunk = [r[start : start + _PREFILL_CHUNK] for r in rest]
+            output = self._decoder.run([NewRows.causal(c) for c in chunk], logits_to_keep=1, **self._extra())
+            self._remember(output)
+            self._decoder.keep([range(len(c)) for c in chunk])
+            for row, c in enumerate(chunk):
+                if self._features is not None:
+                    collected[row].append(self._features[row, : len(c)])
+        self._check_layers()
+        return [torch.cat(c) if c else None for c in collected]
+
+    def score(self, requests: Sequence[ScoreRequest | None]) -> list[Tensor | None]:
+        """One pass over root and nodes of every row that asks."""
+        empty = NewRows.causal(torch.empty(0, dtype=torch.int64))
+        output = self._decoder.run(
+            [empty if r is None else NewRows.tree(r.root, r.tree) for r in requests], **self._extra()
+        )
+        self.passes += 1
+        self._remember(output)
+        return [None if r is None else output.logits[b, : len(r.tree) + 1] for b, r in enumerate(requests)]
+
+    def commit(self, paths: Sequence[tuple[int, ...] | None]) -> list[Tensor | None]:
+        """Compact the cache to the accepted paths."""
+        kept = [[] if p is None else [0, *(node + 1 for node in p)] for p in paths]
+        self._decoder.keep(kept)
+        if self._features is None:
+            return [None] * len(paths)
+        return [None if p is None else self._features[b, kept[b]] for b, p in enumerate(paths)]
+
+    def finish(self, row: int) -> None:
+        """Free the row's slots."""
+        self._decoder.cache.drop(row)
+
+    def _extra(self) -> dict[str, bool]:
+        return {"output_hidden_states": True} if self._layers else {}
+
+    def _remember(self, output) -> None:  # noqa: ANN001 - a transformers model output
+        if self._layers:  # hidden_states[0] is the embedding, [i + 1] the output of layer i
+            self._features = torch.cat([output.hidden_states[i + 1] for i in self._layers], dim=-1)
+
+    def _check_layers(self) -> None:
+        written = {layer.written for layer in self._decoder.cache.layers}
+        if self._decoder.cache.layers and len(written) != 1:
+            raise UnsupportedModelError(
+                f"target: {self._decoder.model.config.model_type!r} does not write every layer's keys and values in each "
+                "pass, so its cache cannot be rolled back; use a model with plain attention layers"
+            )

@@ -1,0 +1,162 @@
+r"""Whole-window masked cross-entropy.
+
+Every row of every window is scored at once, from one forward pass, against the token the target wrote there:
+
+.. math::
+    L = \frac{\sum_{a} \sum_{j=0}^{\gamma-1} w_j \, [y_{a,j} \text{ known}] \; \big(-\log q_\theta(y_{a,j} \mid
+        x_{\le a})\big)}{\sum_{a} \sum_{j=0}^{\gamma-1} w_j \, [y_{a,j} \text{ known}]},
+    \qquad w_j = \rho^{\,j}
+
+with anchors :math:`a` (the last committed token), offsets :math:`j` and the token :math:`y_{a,j}` at position
+:math:`a + 1 + j`. A token at offset :math:`j` only counts if all before it were accepted, so its weight decays.
+
+Only the chosen hidden rows reach the output head, and they do so in chunks: at no time do logits of more than
+``chunk`` rows exist. The head is frozen (it is the target's), so the gradient with respect to the hidden rows can be
+made in the same sweep, and nothing is kept for the backward pass but that gradient.
+
+Shape legend: R selected rows, H hidden size, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -1
+"""Label of a row that takes no part in the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLoss:
+    """The loss and what it was made of.
+
+    Attributes:
+        loss: [] weighted mean, with a gradient.
+        nll: [R] fp32 negative log-likelihood of each row's label; 0 where ignored. No gradient.
+        correct: [R] bool, whether the label is the row's most likely token; False where ignored.
+    """
+
+    loss: Tensor
+    nll: Tensor
+    correct: Tensor
+
+
+def position_weights(window: int, decay: float = 0.8) -> Tensor:
+    """Return geometric weights of the window's offsets.
+
+    Args:
+        window: number of offsets (gamma).
+        decay: ratio of one weight to the one before, in (0, 1].
+
+    Returns:
+        [window] fp32, starting at 1.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if window < 1:
+        raise ValueError(f"window: expected a positive integer, got {window}")
+    if not 0.0 < decay <= 1.0:
+        raise ValueError(f"decay: expected a number in (0, 1], got {decay}; 1 weighs all offsets alike")
+    return decay ** torch.arange(window, dtype=torch.float32)
+
+
+def masked_cross_entropy(
+    hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor, *, chunk: int = 512
+) -> MaskedLoss:
+    """Return the weighted cross-entropy of selected rows, without ever holding all their logits.
+
+    Args:
+        hidden: [R, H] states of the selected rows.
+        head_weight: [D, H] frozen output head.
+        labels: [R] int64 columns of the head, `IGNORED` where unknown.
+        weights: [R] non-negative weights.
+        chunk: rows whose logits exist at one time.
+
+    Returns:
+        The loss and its parts. With no known label, or no weight, the loss is 0.
+
+    Raises:
+        ValueError: shapes do not fit, or the head asks for a gradient.
+    """
+    _check(hidden, head_weight, labels, weights)
+    if chunk < 1:
+        raise ValueError(f"chunk: expected a positive integer, got {chunk}")
+    weights = weights.float().masked_fill(labels == IGNORED, 0.0)
+    weights = weights / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
+    loss, nll, correct = _FrozenHeadLoss.apply(hidden, head_weight, labels, weights, chunk)
+    return MaskedLoss(loss=loss, nll=nll, correct=correct)
+
+
+def masked_cross_entropy_reference(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Return the same loss the plain way, with all logits at once; what the chunked form is tested against.
+
+    Args:
+        hidden: [R, H] states of the selected rows.
+        head_weight: [D, H] output head.
+        labels: [R] int64, `IGNORED` where unknown.
+        weights: [R] non-negative weights.
+
+    Returns:
+        [] the loss.
+    """
+    _check(hidden, head_weight, labels, weights)
+    log_q = torch.log_softmax((hidden @ head_weight.T).float(), dim=-1)
+    known = labels != IGNORED
+    nll = -log_q.gather(1, labels.clamp_min(0)[:, None])[:, 0]
+    weights = weights.float() * known
+    return (weights * nll).sum() / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+class _FrozenHeadLoss(torch.autograd.Function):
+    """Loss and hidden gradient in one sweep over chunks of rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        nll = torch.zeros(labels.shape, dtype=torch.float32, device=hidden.device)
+        correct = torch.zeros(labels.shape, dtype=torch.bool, device=hidden.device)
+        grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for start in range(0, hidden.shape[0], chunk):
+            rows = slice(start, start + chunk)
+            label, known = labels[rows].clamp_min(0), labels[rows] != IGNORED
+            logits = (hidden[rows] @ head_weight.T).float()
+            top, best = logits.max(dim=-1, keepdim=True)
+            picked = logits.gather(1, label[:, None])
+            mass = logits.sub_(top).exp_()
+            total = mass.sum(dim=-1, keepdim=True)
+            nll[rows] = torch.where(known, (total.log() + top - picked)[:, 0], 0.0)
+            correct[rows] = known & (best[:, 0] == label)
+            if grad is not None:
+                scale = weights[rows, None]
+                mass.mul_(scale / total)
+                mass.scatter_add_(1, label[:, None], -scale)
+                grad[rows] = mass.to(head_weight.dtype) @ head_weight
+        ctx.save_for_backward(grad)
+        ctx.mark_non_differentiable(nll, correct)
+        return (weights * nll).sum(), nll, correct
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        return (None if grad is None else grad * grad_outputs[0].to(grad.dtype)), None, None, None, None
+
+
+def _check(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor) -> None:
+    rows = hidden.shape[0]
+    if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
+        raise ValueError(
+            f"hidden and head_weight: expected [R, H] and [D, H], got {tuple(hidden.shape)} "
+            f"and {tuple(head_weight.shape)}"
+        )
+    if labels.shape != (rows,) or weights.shape != (rows,):
+        raise ValueError(
+            f"labels and weights: expected shape ({rows},), got {tuple(labels.shape)} and {tuple(weights.shape)}; "
+            "select the same rows from each"
+        )
+    if head_weight.requires_grad:
+        raise ValueError("head_weight: expected a frozen tensor, got one that requires a gradient; detach it")

@@ -1,0 +1,194 @@
+"""The vocabulary of the library: frozen data, no logic beyond validation.
+
+* **target** ``p``: the autoregressive model whose text is produced. **drafter** ``q``: the model that guesses.
+* **draft**: guessed continuations of the committed prefix, as a `TokenTree` (a chain is a tree).
+* **accepted**: a drafted token that was committed. **recovered**: the target's own token after a rejection.
+  **bonus**: the target's own token after a draft was accepted to its end.
+* **gamma**: depth of the draft window. **tau**: committed tokens / decode passes of the target.
+
+Shapes: N nodes of a tree, D draws, G gamma, V target vocabulary, W draft vocabulary, M rows of q.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+class Provenance(enum.Enum):
+    """How the tokens of a draft came about; rules declare for which they are exact."""
+
+    FIXED = "fixed"
+    """Any origin, drawn independently of the verifier's randomness; carries no q."""
+    CHAIN = "chain"
+    """ONE chain, each token sampled from its q row."""
+    IID = "iid"
+    """K siblings (here: chains) sampled independently from q, every draw kept, duplicates included, in draw order."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Siblings drawn without replacement from q, in draw order (= node order)."""
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """A token tree under the last committed token, in topological order.
+
+    Attributes:
+        tokens: [N] int64 token ids (CPU).
+        parents: parent node of each node, -1 for children of the root (the last committed token); parents[i] < i.
+        depths: 1-based depth of each node.
+    """
+
+    tokens: Tensor
+    parents: tuple[int, ...]
+    depths: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.tokens.ndim == 1 and self.tokens.dtype == torch.int64, "tokens must be [N] int64"
+        assert len(self.parents) == self.tokens.numel(), "one parent a node"
+        depths: list[int] = []
+        for node, parent in enumerate(self.parents):
+            assert -1 <= parent < node, "parents must precede their children"
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        object.__setattr__(self, "depths", tuple(depths))
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node; 0 for the empty tree."""
+        return max(self.depths, default=0)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node has at most one child."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+
+@dataclass(frozen=True)
+class DraftLaw:
+    """The q rows that a sampled draft was drawn from, after draft temperature and filters.
+
+    Attributes:
+        rows: [M, W] probabilities, each row summing to 1, on any device.
+        row_of: for the root (index 0) and every node n (index n + 1): the row that the CHILDREN of that node are drawn
+            from, -1 where it has no row (leaves). One row a depth or one row a node are both expressed here.
+        vocab: [W] sorted int64 target token ids of the columns, or None where W = V and column = id.
+    """
+
+    rows: Tensor
+    row_of: tuple[int, ...]
+    vocab: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A token tree, how it came about, and the q that goes with it.
+
+    Attributes:
+        tree: the nodes the target scores.
+        provenance: see `Provenance`; ``FIXED`` exactly where ``law`` is None.
+        law: the q rows, for sampled drafts.
+        paths: for ``CHAIN`` and ``IID``: the node ids of every draw, in draw order, each [<= G] long; the trie merges
+            equal prefixes, the draws keep their multiplicity here. Empty otherwise.
+        source: name of the drafter (of the member, for an ensemble).
+    """
+
+    tree: TokenTree
+    provenance: Provenance = Provenance.FIXED
+    law: DraftLaw | None = None
+    paths: tuple[tuple[int, ...], ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        assert (self.provenance is Provenance.FIXED) == (self.law is None), "q comes exactly with sampled drafts"
+        assert bool(self.paths) == (self.provenance in (Provenance.CHAIN, Provenance.IID)) or len(self.tree) == 0
+
+
+class Extra(enum.Enum):
+    """What the one token of the target's own is that ends each round."""
+
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule decided: the accepted path (node ids, root down), then one token of the target's own."""
+
+    path: tuple[int, ...]
+    token: int
+    extra: Extra
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One chain: sampled from q, or the argmax chain for drafters without q."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """K chains sampled independently from q, merged into a trie for the target pass (SpecDiff-2, section 5)."""
+
+    k: int
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """``widths[d]`` children drawn without replacement under every node of depth d (Sequoia)."""
+
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BestFirst:
+    """The ``nodes`` nodes with the largest product of marginals (DDTree; verification.md fact 5)."""
+
+    nodes: int
+
+
+Shape = Chain | Samples | Siblings | BestFirst
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What one round may draft.
+
+    Attributes:
+        gamma: largest depth.
+        shape: how marginals become a tree.
+        temperature: draft temperature (> 0), separate from the target's.
+    """
+
+    gamma: int
+    shape: Shape
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Record of one round: one draft, one target pass, one verdict.
+
+    Attributes:
+        proposed: depth of the draft. nodes: tree size. accepted: drafted tokens committed.
+        committed: all tokens committed, the extra one included where it was (EOS, a stop or the budget may cut).
+        extra: kind of the extra token, None where it was cut off. rule, reason: what verified, and why it was chosen.
+        source: which drafter's draft was verified. draft_seconds, target_seconds, verify_seconds: by the caller's
+            clock, 0.0 without one. drafter_passes, target_passes: forward passes of each.
+    """
+
+    proposed: int
+    nodes: int
+    accepted: int
+    committed: int
+    extra: Extra | None
+    rule: str
+    source: str
+    drafter_passes: int
+    target_passes: int = 1
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    verify_seconds: float = 0.0

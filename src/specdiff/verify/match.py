@@ -1,0 +1,35 @@
+"""match: the longest path of argmaxes. Exact at temperature 0 for a draft of any origin."""
+
+from __future__ import annotations
+
+from specdiff.randomness import Random
+from specdiff.types import Draft, Extra, Provenance, Verdict
+from specdiff.verify.base import TargetLaw, children_of
+
+
+class Match:
+    """Follow the target's argmax down the tree; where no child carries it, it is the recovered token."""
+
+    name = "match"
+    exact_for = frozenset(Provenance)
+    greedy_only = True
+
+    def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
+        """Accept while some child is the argmax of its parent's row; no randomness is used."""
+        return follow(draft, law.choice)
+
+
+def follow(draft: Draft, pick) -> Verdict:  # noqa: ANN001 - Callable[[int], int], row index -> token
+    """Descend to the child that carries ``pick(row)`` until there is none; that token ends the round."""
+    children = children_of(draft.tree)
+    tokens = draft.tree.tokens.tolist()
+    path: list[int] = []
+    row = 0
+    while True:
+        token = pick(row)
+        child = next((c for c in children[row] if tokens[c] == token), None)
+        if child is None:
+            extra = Extra.RECOVERED if children[row] else Extra.BONUS
+            return Verdict(tuple(path), token, extra)
+        path.append(child)
+        row = child + 1
