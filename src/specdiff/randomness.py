@@ -8,7 +8,7 @@ tests answer them by enumerating every outcome with its probability, so what the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -22,8 +22,11 @@ class Random(Protocol):
         """Return True with the given probability (values outside [0, 1] act as the nearer bound)."""
         ...
 
-    def draw(self, weights: Tensor) -> int:
-        """Return index i of ``weights`` [V] (non-negative, positive sum) with probability weights[i] / sum."""
+    def draw(self, weights: Tensor | Cdf, without: Sequence[int] = ()) -> int:
+        """Return index i of ``weights`` [V] with probability weights[i] / sum, the indices in ``without`` left out.
+
+        The weights are non-negative and have a positive sum outside ``without``.
+        """
         ...
 
 
@@ -46,6 +49,44 @@ def inverse_cdf(weights: Tensor, uniform: float) -> int:
     return index
 
 
+class Cdf:
+    """Weights whose cumulative sum is computed once, for many draws from one row, with or without replacement.
+
+    Args:
+        weights: [W] non-negative weights with a positive, finite sum, on any device; need not be normalised.
+    """
+
+    # Below this share of the total, the mass left after taking indices out is recomputed instead of subtracted.
+    _CANCELLATION = 1e-6
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+        self._cumulative = torch.cumsum(weights, dim=0, dtype=torch.float64).cpu()
+        self._total = float(self._cumulative[-1])
+
+    def index(self, uniform: float, without: Sequence[int] = ()) -> int:
+        """Inverse CDF at ``uniform`` in [0, 1) of the weights with those at ``without`` set to zero."""
+        taken = sorted(without)
+        ends = [(float(self._cumulative[i - 1]) if i else 0.0, float(self._cumulative[i])) for i in taken]
+        mass = self._total - sum(end - start for start, end in ends)
+        if taken and mass < self._CANCELLATION * self._total:
+            return inverse_cdf(self.masked(taken), uniform)
+        threshold = mass * uniform
+        for start, end in ends:  # step over every taken interval that lies below the threshold
+            if threshold >= start:
+                threshold = max(threshold + (end - start), end)
+        index = int(torch.searchsorted(self._cumulative, threshold, right=True))
+        if index >= self.weights.numel():  # rounded up to the total: the last index that has weight
+            index = int(torch.nonzero(self.masked(taken) > 0)[-1])
+        return index
+
+    def masked(self, without: Sequence[int]) -> Tensor:
+        """The weights [W] with those at ``without`` set to zero."""
+        masked = self.weights.clone()
+        masked[list(without)] = 0
+        return masked
+
+
 class Uniforms:
     """Answers from an explicit sequence of uniforms in [0, 1), one for each call, in order.
 
@@ -60,9 +101,12 @@ class Uniforms:
         """True if the next uniform is below ``probability``."""
         return next(self._uniforms) < probability
 
-    def draw(self, weights: Tensor) -> int:
-        """Inverse CDF of ``weights`` at the next uniform."""
-        return inverse_cdf(weights, next(self._uniforms))
+    def draw(self, weights: Tensor | Cdf, without: Sequence[int] = ()) -> int:
+        """Inverse CDF of ``weights``, less ``without``, at the next uniform."""
+        uniform = next(self._uniforms)
+        if isinstance(weights, Cdf):
+            return weights.index(uniform, without)
+        return Cdf(weights).index(uniform, without) if without else inverse_cdf(weights, uniform)
 
 
 class RandomStream(Uniforms):
