@@ -124,6 +124,9 @@ class TableMarginalSession:
     def observe(self, observations: Sequence[Observation]) -> None:
         """Nothing to learn."""
 
+    def rewind(self, row: int, length: int) -> None:
+        """Nothing to forget."""
+
 
 def chain(tokens: Sequence[int], *, source: str = "") -> Draft:
     """A chain of given tokens as a draft without q."""
@@ -162,3 +165,6 @@ class ScriptedDrafter:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Nothing to learn."""
+
+    def rewind(self, row: int, length: int) -> None:
+        """Nothing to forget."""

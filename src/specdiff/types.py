@@ -12,10 +12,13 @@ Shapes: N nodes of a tree, D draws, G gamma, V target vocabulary, W draft vocabu
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from specdiff.errors import InputError
 
 
 class Provenance(enum.Enum):
@@ -166,6 +169,26 @@ class Budget:
     gamma: int
     shape: Shape
     temperature: float = 1.0
+
+    def validate(self) -> None:
+        """Refuse numbers that mean nothing.
+
+        Raises:
+            InputError: gamma, a count or the draft temperature is out of range.
+        """
+        counts = {"gamma": self.gamma}
+        if isinstance(self.shape, Samples):
+            counts["k"] = self.shape.k
+        elif isinstance(self.shape, BestFirst):
+            counts["nodes"] = self.shape.nodes
+        elif isinstance(self.shape, Siblings):
+            counts |= {f"widths[{i}]": w for i, w in enumerate(self.shape.widths)} or {"widths": 0}
+        for name, count in counts.items():
+            if count < 1:
+                raise InputError.of(name, expected="an integer >= 1", got=count, remedy="draft at least one token")
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise InputError.of("draft temperature", expected="a finite number > 0", got=self.temperature,
+                                remedy="use a best-first tree for argmax drafts")
 
 
 @dataclass(frozen=True, kw_only=True)

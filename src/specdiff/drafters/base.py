@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
 
 from specdiff.randomness import Random
-from specdiff.types import Budget, Draft, Provenance
+from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings
+
+PROVENANCE: Mapping[type, Provenance] = MappingProxyType({
+    Chain: Provenance.CHAIN,
+    Samples: Provenance.IID,
+    Siblings: Provenance.WITHOUT_REPLACEMENT,
+    BestFirst: Provenance.FIXED,
+})
+"""What each shape yields where the drafter knows q at every node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +58,12 @@ class Observation:
 
 
 class DraftSession(Protocol):
-    """State of a drafter for one batch of requests.
+    """State of a drafter for one batch of requests."""
 
-    Attributes:
-        passes: forward passes of the drafter so far.
-    """
-
-    passes: int
+    @property
+    def passes(self) -> int:
+        """Forward passes of the drafter so far."""
+        ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft for each request, in order; depth <= ``budget.gamma``; the empty tree is allowed."""
@@ -63,6 +71,15 @@ class DraftSession(Protocol):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Hear what was committed. Called once before the first round (prompts), then after every round."""
+        ...
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget a row beyond its first ``length`` tokens; its next prefix may go on differently from there.
+
+        Afterwards the session stands as if ``length`` tokens were committed: observations go on from there, those of
+        length 0 with a prompt (``start`` = 0). Wrappers that shorten or re-tokenize a prefix need it; length 0 also
+        frees what a finished row holds.
+        """
         ...
 
 

@@ -14,10 +14,15 @@ from torch import Tensor
 from specdiff.drafters.base import DraftRequest, Observation
 from specdiff.models.cached_decoder import CachedDecoder, NewRows
 from specdiff.models.denoiser import BlockCausalDenoiser
+from specdiff.models.supported import usable_context
 
 
 class BlockCausalSource:
-    """A `BlockCausalDenoiser` behind the `MarginalSource` protocol."""
+    """A `BlockCausalDenoiser` behind the `MarginalSource` protocol.
+
+    Attributes:
+        context: tokens the denoiser can hold, window included; see `specdiff.drafters.windowed`.
+    """
 
     def __init__(self, denoiser: BlockCausalDenoiser, *, name: str | None = None) -> None:
         self.denoiser = denoiser.eval()
@@ -27,6 +32,7 @@ class BlockCausalSource:
         self.max_gamma: int | None = config.window
         self.feature_layers: tuple[int, ...] = tuple(config.feature_layers)
         self.vocab: Tensor | None = denoiser.draft_vocab.cpu()
+        self.context = usable_context(denoiser.decoder)
 
     def open(self, rows: int) -> BlockCausalSession:
         """Start a session for ``rows`` requests."""
@@ -48,6 +54,13 @@ class BlockCausalSession:
         for o in observations:
             if o.features is not None:
                 self._features[o.row].append(o.features)
+
+    def rewind(self, row: int, length: int) -> None:
+        """Keep what is cached of the first ``length`` - 1 tokens: the last one opens the window."""
+        cached, kept = self._decoder.cache.lengths[row], max(length - 1, 0)
+        self._decoder.cache.truncate(row, min(cached, kept))
+        if self._features[row]:  # states of the positions from ``cached`` on
+            self._features[row] = [torch.cat(self._features[row])[: max(kept - cached, 0)]]
 
     @torch.inference_mode()
     def logits(self, requests: Sequence[DraftRequest]) -> list[Tensor]:

@@ -8,21 +8,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdiff.drafters.base import DraftRequest, DraftSession, Observation
+from specdiff.drafters.base import PROVENANCE, DraftRequest, DraftSession, Observation
 from specdiff.randomness import Random
 from specdiff.trees.best_first import best_first
 from specdiff.trees.sampled import sample_chain, sample_paths, siblings_without_replacement
-from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings
+from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples
 
 
 class MarginalSession(Protocol):
-    """State of a marginal source for one batch.
+    """State of a marginal source for one batch."""
 
-    Attributes:
-        passes: forward passes so far.
-    """
-
-    passes: int
+    @property
+    def passes(self) -> int:
+        """Forward passes so far."""
+        ...
 
     def logits(self, requests: Sequence[DraftRequest]) -> list[Tensor]:
         """Logits [G, W] for each request, G <= ``budget.gamma``: row j predicts the (j + 1)-th token after the prefix."""
@@ -30,6 +29,10 @@ class MarginalSession(Protocol):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Hear what was committed."""
+        ...
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget a row beyond its first ``length`` tokens, see `specdiff.drafters.base.DraftSession`."""
         ...
 
 
@@ -52,14 +55,6 @@ class MarginalSource(Protocol):
         ...
 
 
-_PROVENANCE = {
-    Chain: Provenance.CHAIN,
-    Samples: Provenance.IID,
-    Siblings: Provenance.WITHOUT_REPLACEMENT,
-    BestFirst: Provenance.FIXED,
-}
-
-
 class MarginalDrafter:
     """A `MarginalSource` as a drafter: one pass, then a tree of the wished shape.
 
@@ -76,7 +71,7 @@ class MarginalDrafter:
 
     def provenance(self, budget: Budget) -> Provenance:
         """Every shape can be built from marginals."""
-        return _PROVENANCE[type(budget.shape)]
+        return PROVENANCE[type(budget.shape)]
 
     def open(self, rows: int) -> DraftSession:
         """Start a session for ``rows`` requests."""
@@ -91,10 +86,6 @@ class _Session:
     def passes(self) -> int:
         return self._inner.passes
 
-    @passes.setter
-    def passes(self, value: int) -> None:
-        self._inner.passes = value
-
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         rows = self._inner.logits(requests)
         return [
@@ -104,6 +95,9 @@ class _Session:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         self._inner.observe(observations)
+
+    def rewind(self, row: int, length: int) -> None:
+        self._inner.rewind(row, length)
 
 
 def build(logits: Tensor, budget: Budget, random: Random, *, vocab: Tensor | None, source: str) -> Draft:

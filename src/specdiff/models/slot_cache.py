@@ -4,6 +4,8 @@ Rows of a batch grow at their own pace. Each pass writes its M new slots of row 
 moves the slots that stay (the accepted path) next to the committed ones, and everything behind is dead: overwritten by
 the next pass, and masked until then. Nothing committed is moved or recomputed. Sliding layers keep all slots; the mask
 limits what they see, so a roll-back can never meet a wrapped ring buffer.
+
+Storage is [places, slots, heads, dim], so that any set of slots of any rows is one index into [places * slots].
 """
 
 from __future__ import annotations
@@ -19,15 +21,46 @@ _GROWTH = 256  # slots; storage grows by half its size, at least by this
 
 
 class _Slots:
-    """Where the current pass writes; shared by all layers."""
+    """Which rows a pass holds, and where it writes; shared by all layers.
+
+    Attributes:
+        lengths: committed slots of each row. order: the row in each place of the batch; released rows have none.
+    """
 
     def __init__(self, rows: int) -> None:
         self.lengths = [0] * rows
-        self.new = 0  # slots written by the current pass, in every row
+        self.order = list(range(rows))
+        self._written: dict[tuple[int, int, torch.device], Tensor] = {}
+
+    @property
+    def longest(self) -> int:
+        """Committed slots of the longest row in the batch."""
+        return max((self.lengths[row] for row in self.order), default=0)
+
+    def even(self) -> bool:
+        """Whether all rows of the batch write at the same slot."""
+        return len({self.lengths[row] for row in self.order}) == 1
+
+    def written(self, new: int, capacity: int, device: torch.device) -> Tensor:
+        """[places * new] flat indices of the slots that this pass writes; computed once for all layers."""
+        key = (new, capacity, device)
+        if key not in self._written:
+            starts = torch.tensor([[place * capacity + self.lengths[row]] for place, row in enumerate(self.order)])
+            self._written[key] = (starts + torch.arange(new)).flatten().to(device)
+        return self._written[key]
+
+    def moved(self) -> None:
+        """Lengths or places have changed."""
+        self._written.clear()
 
 
 class SlotLayer(CacheLayerMixin):
-    """Storage [B, heads, capacity, dim] of one layer."""
+    """Keys and values of one layer.
+
+    Attributes:
+        keys, values: [places, capacity, heads, dim] storage, None before the first pass.
+        written: slots that the last pass wrote in each row, 0 where the layer took no part in it.
+    """
 
     is_sliding = False
     is_croppable = False
@@ -38,51 +71,50 @@ class SlotLayer(CacheLayerMixin):
         self.written = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate nothing yet; remember that `_reserve` will."""
+        """Allocate nothing yet; `update` reserves what it needs."""
         self.is_initialized = True
-
-    def _reserve(self, name: str, states: Tensor, capacity: int) -> Tensor:
-        store: Tensor | None = getattr(self, name)
-        if store is None or store.shape[2] < capacity:
-            size = max(capacity, capacity + _GROWTH if store is None else store.shape[2] * 3 // 2 + _GROWTH)
-            # zeros, not empty: a masked slot that holds NaN would still poison 0 * NaN.
-            grown = states.new_zeros((states.shape[0], states.shape[1], size, states.shape[3]))
-            if store is not None:
-                grown[:, :, : store.shape[2]] = store
-            setattr(self, name, grown)
-            store = grown
-        return store
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new slots [B, heads, M, dim] and return views over all slots that some row uses."""
-        lengths, new = self._slots.lengths, key_states.shape[2]
-        total = max(lengths) + new
+        """Write the new slots [B, heads, M, dim] and return views [B, heads, slots, dim] over all that some row uses."""
         self.is_initialized = True
-        self.written = new
-        keys = self._reserve("keys", key_states, total)
-        values = self._reserve("values", value_states, total)
-        if len(set(lengths)) == 1:
-            keys[:, :, lengths[0] : total] = key_states
-            values[:, :, lengths[0] : total] = value_states
-        else:
-            for row, length in enumerate(lengths):
-                keys[row, :, length : length + new] = key_states[row]
-                values[row, :, length : length + new] = value_states[row]
-        return keys[:, :, :total], values[:, :, :total]
+        self.written = key_states.shape[2]
+        self.keys, keys = self._write(self.keys, key_states)
+        self.values, values = self._write(self.values, value_states)
+        return keys, values
 
-    def move(self, row: int, sources: Tensor, start: int) -> None:
-        """Move slots ``sources`` (ascending) of one row to ``start``, ``start + 1``, ..."""
-        assert self.keys is not None and self.values is not None
+    def _write(self, store: Tensor | None, states: Tensor) -> tuple[Tensor, Tensor]:
+        places, _, new, _ = states.shape
+        start = self._slots.longest
+        total = start + new
+        if store is None or store.shape[1] < total:
+            store = _grown(store, states, total)
+        if self._slots.even():
+            store[:places, start:total] = states.transpose(1, 2)
+        else:
+            index = self._slots.written(new, store.shape[1], store.device)
+            store.flatten(0, 1).index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))
+        return store, store[:places, :total].transpose(1, 2)
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Move slots within rows; both [n] are flat indices into [places * capacity]."""
         for store in (self.keys, self.values):
-            store[row, :, start : start + len(sources)] = store[row].index_select(1, sources.to(store.device))
+            if store is not None:
+                flat = store.flatten(0, 1)
+                flat.index_copy_(0, targets.to(store.device), flat.index_select(0, sources.to(store.device)))
+
+    def copy_place(self, source: int, target: int) -> None:
+        """Copy all slots of one place over another's, the dead ones too: they may hold what would poison a row."""
+        for store in (self.keys, self.values):
+            if store is not None:
+                store[target] = store[source]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(key length, offset) that transformers' own masks would use."""
-        return max(self._slots.lengths) + query_length, 0
+        return self._slots.longest + query_length, 0
 
     def get_seq_length(self) -> int:
         """Committed slots of the longest row."""
-        return max(self._slots.lengths)
+        return self._slots.longest
 
     def get_max_length(self) -> int:
         """No maximum."""
@@ -91,6 +123,17 @@ class SlotLayer(CacheLayerMixin):
     def get_max_cache_shape(self) -> int:
         """No maximum (the name used before transformers 5.24)."""
         return -1
+
+
+def _grown(store: Tensor | None, states: Tensor, total: int) -> Tensor:
+    """Storage for at least ``total`` slots of the places that are still in use, holding what ``store`` holds."""
+    places, heads, _, dim = states.shape
+    size = total + _GROWTH if store is None else max(total, store.shape[1] * 3 // 2 + _GROWTH)
+    # zeros, not empty: a masked slot that holds NaN would still poison 0 * NaN.
+    grown = states.new_zeros((places, size, heads, dim))
+    if store is not None:
+        grown[:, : store.shape[1]] = store[:places]
+    return grown
 
 
 class SlotCache(Cache):
@@ -115,22 +158,64 @@ class SlotCache(Cache):
         """Committed slots of each row (a copy)."""
         return list(self._slots.lengths)
 
+    @property
+    def order(self) -> list[int]:
+        """The row in each place of the batch (a copy): 0, 1, ... until a row is released."""
+        return list(self._slots.order)
+
+    @torch.inference_mode()
     def keep(self, kept: Sequence[Sequence[int]]) -> None:
         """Commit, for each row, the given slots of the last pass (ascending offsets), dropping the others."""
-        for row, offsets in enumerate(kept):
+        sources: list[tuple[int, int]] = []
+        targets: list[tuple[int, int]] = []
+        for place, row in enumerate(self._slots.order):
             length = self._slots.lengths[row]
-            in_place = next((i for i, o in enumerate(offsets) if i != o), len(offsets))
-            if in_place < len(offsets):
-                sources = torch.tensor([length + o for o in offsets[in_place:]])
-                for layer in self.layers:
-                    layer.move(row, sources, length + in_place)
-            self._slots.lengths[row] = length + len(offsets)
+            for slot, offset in enumerate(kept[row]):
+                if slot != offset:
+                    sources.append((place, length + offset))
+                    targets.append((place, length + slot))
+        if sources:
+            self._move(sources, targets)
+        for row in self._slots.order:
+            self._slots.lengths[row] += len(kept[row])
+        self._slots.moved()
+
+    def _move(self, sources: list[tuple[int, int]], targets: list[tuple[int, int]]) -> None:
+        indices: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+        for layer in self.layers:
+            if layer.keys is None:  # a layer that reads another one's keys has none of its own
+                continue
+            key = (layer.keys.shape[1], layer.keys.device)
+            if key not in indices:
+                flat = [torch.tensor([p * key[0] + s for p, s in pairs]).to(key[1]) for pairs in (sources, targets)]
+                indices[key] = (flat[0], flat[1])
+            layer.move(*indices[key])
 
     def drop(self, row: int) -> None:
-        """Forget a finished row, so that it no longer sets the length of the batch."""
+        """Forget the contents of a row; it stays in the batch, empty."""
         self._slots.lengths[row] = 0
+        self._slots.moved()
+
+    @torch.inference_mode()
+    def release(self, row: int) -> None:
+        """Take a finished row out of the batch for good: passes no longer compute it, and the last row takes its place."""
+        place, last = self._slots.order.index(row), len(self._slots.order) - 1
+        if place != last:
+            for layer in self.layers:
+                layer.copy_place(last, place)
+            self._slots.order[place] = self._slots.order[last]
+        self._slots.order.pop()
+        self.drop(row)
 
     def truncate(self, row: int, length: int) -> None:
         """Forget all but the first ``length`` committed slots of a row."""
         assert 0 <= length <= self._slots.lengths[row], "cannot truncate to more than what is committed"
         self._slots.lengths[row] = length
+        self._slots.moved()
+
+    def committed(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [heads, length, dim] of what is committed in one row of one layer (views)."""
+        place, length = self._slots.order.index(row), self._slots.lengths[row]
+        keys, values = self.layers[layer].keys, self.layers[layer].values
+        assert keys is not None and values is not None
+        return keys[place, :length].transpose(0, 1), values[place, :length].transpose(0, 1)

@@ -1,4 +1,7 @@
-"""The target: any transformers causal LM, scored over token trees on top of its own prefix cache."""
+"""The target: any transformers causal LM, scored over token trees on top of its own prefix cache.
+
+Shapes: N nodes of a tree, V vocabulary, L tokens of a prompt, F width of the features.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdiff.errors import InputError, UnsupportedModelError
-from specdiff.models.cached_decoder import CachedDecoder, NewRows, check_can_roll_back
+from specdiff.models.cached_decoder import CachedDecoder, NewRows, forward_parameters, input_device
+from specdiff.models.supported import check_can_roll_back, self_check, usable_context
 from specdiff.types import TokenTree
 
 _PREFILL_CHUNK = 512  # rows; bounds the mask and the activations of long prompts
@@ -69,12 +74,48 @@ class Target(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetInfo:
+    """What a target runs as, for records and reports.
+
+    Attributes:
+        dtype, device: of the weights, as torch names them. attention: kernel family, ``sdpa`` or ``eager``.
+        tf32: whether fp32 matrix products may be rounded to TF32. quantised: name of the method, None for none.
+        transformers: version.
+    """
+
+    dtype: str
+    device: str
+    attention: str
+    tf32: bool
+    quantised: str | None
+    transformers: str
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> TargetInfo:
+        """Read off a loaded model."""
+        device = input_device(model)
+        quantiser = getattr(model, "hf_quantizer", None)
+        method = None if quantiser is None else quantiser.quantization_config.quant_method
+        return cls(
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(device),
+            attention=model.config.get_text_config()._attn_implementation,
+            tf32=device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32",
+            quantised=None if method is None else str(getattr(method, "value", method)),
+            transformers=transformers.__version__,
+        )
+
+
 class CausalTarget:
     """Adapter from a transformers causal LM to `Target`.
 
     Args:
         model: a loaded model in eval mode, with ``sdpa`` or ``eager`` attention, any dtype, device map or plan.
         name: used in records.
+
+    Attributes:
+        info: what the model runs as.
 
     Raises:
         UnsupportedModelError: the model's state cannot be rolled back (recurrent, hybrid, ...), and why.
@@ -85,11 +126,23 @@ class CausalTarget:
         config = model.config.get_text_config()
         self.model = model.eval()
         self.name = name or config.model_type
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-        context = getattr(config, "max_position_embeddings", None)
-        self.context: int | None = int(context) if context else None
+        # not the head's own rows: a plan may have split them over devices
+        self.vocab_size = int(config.vocab_size)
+        self.context = usable_context(model)
         eos = model.generation_config.eos_token_id if model.generation_config is not None else config.eos_token_id
         self.eos_ids: tuple[int, ...] = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        self.info = TargetInfo.of(model)
+
+    def self_check(self) -> float:
+        """Compare tree passes to plain passes on a few tokens: about seven passes over at most a dozen tokens.
+
+        Returns:
+            The largest deviation, in standard deviations of the logits.
+
+        Raises:
+            UnsupportedModelError: they disagree (4-D masks ignored, state outside the cache), or cannot be made.
+        """
+        return self_check(self.model)
 
     def open(self, rows: int, feature_layers: tuple[int, ...] = ()) -> CausalTargetSession:
         """Start a session for ``rows`` requests that hands out the hidden states after the given layers."""
@@ -103,12 +156,19 @@ class CausalTarget:
 
 
 class CausalTargetSession:
-    """One batch on a `CausalTarget`: cache, last trees, features."""
+    """One batch on a `CausalTarget`: cache, last trees, features.
+
+    Features are what transformers calls ``hidden_states[i + 1]``: the output of layer i (of the last layer: after the
+    final norm), concatenated over the layers asked for.
+    """
 
     def __init__(self, target: CausalTarget, rows: int, feature_layers: tuple[int, ...]) -> None:
         self._decoder = CachedDecoder(target.model, rows)
         self._layers = feature_layers
         self._features: Tensor | None = None
+        self._finished: set[int] = set()
+        last_row_only = "logits_to_keep" in forward_parameters(type(target.model))
+        self._prefill_options = {"logits_to_keep": 1} if last_row_only else {}
         self.passes = 0
 
     @property
@@ -117,18 +177,18 @@ class CausalTargetSession:
         return self._decoder.cache.lengths
 
     def prefill(self, prompts: Sequence[Tensor]) -> list[Tensor | None]:
-        """Chunked, causal, without logits."""
+        """Chunked, causal, without logits; features are None where all prompts have one token only."""
         rest = [p[:-1] for p in prompts]
         collected: list[list[Tensor]] = [[] for _ in prompts]
         for start in range(0, max(len(r) for r in rest), _PREFILL_CHUNK):
             chunk = [r[start : start + _PREFILL_CHUNK] for r in rest]
-            output = self._decoder.run([NewRows.causal(c) for c in chunk], logits_to_keep=1, **self._extra())
+            output = self._decoder.run([NewRows.causal(c) for c in chunk], **self._prefill_options, **self._extra())
+            self._check_layers(max(len(c) for c in chunk))
             self._remember(output)
             self._decoder.keep([range(len(c)) for c in chunk])
             for row, c in enumerate(chunk):
                 if self._features is not None:
                     collected[row].append(self._features[row, : len(c)])
-        self._check_layers()
         return [torch.cat(c) if c else None for c in collected]
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Tensor | None]:
@@ -139,19 +199,23 @@ class CausalTargetSession:
         )
         self.passes += 1
         self._remember(output)
-        return [None if r is None else output.logits[b, : len(r.tree) + 1] for b, r in enumerate(requests)]
+        place = self._decoder.place
+        return [None if r is None else output.logits[place(b), : len(r.tree) + 1] for b, r in enumerate(requests)]
 
     def commit(self, paths: Sequence[tuple[int, ...] | None]) -> list[Tensor | None]:
         """Compact the cache to the accepted paths."""
         kept = [[] if p is None else [0, *(node + 1 for node in p)] for p in paths]
         self._decoder.keep(kept)
-        if self._features is None:
+        features, place = self._features, self._decoder.place
+        if features is None:
             return [None] * len(paths)
-        return [None if p is None else self._features[b, kept[b]] for b, p in enumerate(paths)]
+        return [None if p is None else features[place(b), kept[b]] for b, p in enumerate(paths)]
 
     def finish(self, row: int) -> None:
-        """Free the row's slots."""
-        self._decoder.cache.drop(row)
+        """Free the row's slots; later passes do not compute it."""
+        if row not in self._finished:
+            self._finished.add(row)
+            self._decoder.release(row)
 
     def _extra(self) -> dict[str, bool]:
         return {"output_hidden_states": True} if self._layers else {}
@@ -160,10 +224,10 @@ class CausalTargetSession:
         if self._layers:  # hidden_states[0] is the embedding, [i + 1] the output of layer i
             self._features = torch.cat([output.hidden_states[i + 1] for i in self._layers], dim=-1)
 
-    def _check_layers(self) -> None:
-        written = {layer.written for layer in self._decoder.cache.layers}
-        if self._decoder.cache.layers and len(written) != 1:
+    def _check_layers(self, rows: int) -> None:
+        written = {layer.written for layer in self._decoder.cache.layers if layer.keys is not None}
+        if written != {rows}:
             raise UnsupportedModelError(
-                f"target: {self._decoder.model.config.model_type!r} does not write every layer's keys and values in each "
-                "pass, so its cache cannot be rolled back; use a model with plain attention layers"
+                f"target: {self._decoder.model.config.model_type!r} wrote {sorted(written)} cache slots for {rows} tokens, "
+                "so its cache cannot be rolled back; use a model with plain attention layers"
             )

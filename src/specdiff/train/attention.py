@@ -38,12 +38,14 @@ class WindowLayout:
         num_context: T.
         window: W.
         prefix_bias: [B, 1, A, 1, T] additive, 0 where a window sees a context row.
+        causal_bias: [T, T] additive, 0 where a context row sees another.
     """
 
     anchors: Tensor
     num_context: int
     window: int
     prefix_bias: Tensor
+    causal_bias: Tensor
 
     @classmethod
     def build(cls, anchors: Tensor, num_context: int, window: int, dtype: torch.dtype) -> WindowLayout:
@@ -62,7 +64,14 @@ class WindowLayout:
         hidden = key >= anchors[..., None]  # [B, A, T]
         bias = torch.zeros(hidden.shape, dtype=dtype, device=anchors.device)
         bias.masked_fill_(hidden, torch.finfo(dtype).min)
-        return cls(anchors=anchors, num_context=num_context, window=window, prefix_bias=bias[:, None, :, None])
+        causal = torch.full((num_context, num_context), torch.finfo(dtype).min, dtype=dtype, device=anchors.device)
+        return cls(
+            anchors=anchors,
+            num_context=num_context,
+            window=window,
+            prefix_bias=bias[:, None, :, None],
+            causal_bias=causal.triu_(1),
+        )
 
     def position_ids(self) -> Tensor:
         """Return [B, S] absolute positions: the context's own, then ``anchor + offset`` for each window."""
@@ -131,16 +140,23 @@ def blockwise_attention(
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     num_context = layout.num_context
-    context = nn.functional.scaled_dot_product_attention(
-        query[:, :, :num_context],
-        key[:, :, :num_context],
-        value[:, :, :num_context],
-        is_causal=True,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    context = _context_attention(query[:, :, :num_context] * scale, key, value, layout)
     windows = _window_attention(query[:, :, num_context:] * scale, key, value, layout)
-    return torch.cat([context.transpose(1, 2), windows], dim=1), None
+    return torch.cat([context, windows], dim=1), None
+
+
+def _context_attention(query: Tensor, key: Tensor, value: Tensor, layout: WindowLayout) -> Tensor:
+    """Attend causally within the context: [B, T, Q, E].
+
+    Written out because the backward pass of fused causal attention is the slower one on a CPU at these lengths.
+    """
+    num_context, num_heads = layout.num_context, query.shape[1]
+    num_kv = key.shape[1]
+    query = query.unflatten(1, (num_kv, num_heads // num_kv)).flatten(2, 3)  # B K GT E
+    scores = torch.matmul(query, key[:, :, :num_context].transpose(-1, -2)).unflatten(2, (-1, num_context))
+    weights = torch.softmax(scores + layout.causal_bias, dim=-1).flatten(2, 3)
+    output = torch.matmul(weights, value[:, :, :num_context]).unflatten(2, (-1, num_context))  # B K G T E
+    return output.flatten(1, 2).transpose(1, 2)
 
 
 def _window_attention(query: Tensor, key: Tensor, value: Tensor, layout: WindowLayout) -> Tensor:

@@ -40,19 +40,25 @@ class Rule(Protocol):
         name: the name used in code, CLI and reports.
         exact_for: provenances for which the committed law equals p at every temperature.
         greedy_only: whether the rule is exact at temperature 0 only (then for drafts of any provenance).
+        needs_chain: whether the rule looks at one path only, so that the shape of the draft must not branch.
     """
 
     name: str
     exact_for: frozenset[Provenance]
     greedy_only: bool
+    needs_chain: bool
 
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Return the accepted path and the one extra token."""
         ...
 
 
-def check(rule: Rule, provenance: Provenance, *, greedy: bool) -> None:
-    """Refuse a rule that is not exact for drafts of this provenance.
+def check(rule: Rule, provenance: Provenance, *, greedy: bool, tree: bool = False) -> None:
+    """Refuse a rule that is not exact for drafts of this provenance, or not made for their shape.
+
+    Args:
+        rule: the rule asked for. provenance: of the drafts to come. greedy: whether the target runs at temperature 0.
+        tree: whether the shape asked for may branch (known before the draft, never read off a sampled one).
 
     Raises:
         PairingError: naming the rule, the draft's provenance and the rules that fit.
@@ -68,6 +74,17 @@ def check(rule: Rule, provenance: Provenance, *, greedy: bool) -> None:
             "rule", expected=f"a rule that is exact for a {provenance.value!r} draft", got=rule.name,
             remedy=f"{rule.name} is exact for: {fits}; use rule='auto', or a draft shape that {rule.name} fits",
         )
+    if rule.needs_chain and tree:
+        raise PairingError.of(
+            "rule", expected="a rule that verifies trees, as this draft may branch", got=rule.name,
+            remedy="use rule='walk', which accepts at least as much on any tree, or a chain-shaped draft",
+        )
+
+
+def require(rule: Rule, draft: Draft, law: TargetLaw) -> None:
+    """Refuse, inside a rule, a draft that the rule is not exact for; the empty draft fits every rule."""
+    if len(draft.tree) > 0:
+        check(rule, draft.provenance, greedy=law.greedy)
 
 
 def children_of(tree: TokenTree) -> list[list[int]]:
@@ -78,8 +95,23 @@ def children_of(tree: TokenTree) -> list[list[int]]:
     return children
 
 
-def dense_q(law: DraftLaw, node: int, like: Tensor) -> Tensor:
+def draws_of(draft: Draft) -> list[list[int]]:
+    """The draws under the root (index 0) and every node n (index n + 1), as child nodes, in draw order.
+
+    A child that was drawn twice is listed twice. Without listed paths, node order is draw order.
+    """
+    if not draft.paths:
+        return children_of(draft.tree)
+    draws: list[list[int]] = [[] for _ in range(len(draft.tree) + 1)]
+    for path in draft.paths:
+        for parent, node in zip((-1, *path), path, strict=False):
+            draws[parent + 1].append(node)
+    return draws
+
+
+def dense_q(law: DraftLaw | None, node: int, like: Tensor) -> Tensor:
     """The q row [V] that the children of ``node`` (-1: the root) were drawn from, as dense as the target row ``like``."""
+    assert law is not None, "a draft without q reached a rule that uses q: call check first"
     row = law.rows[law.row_of[node + 1]].to(device=like.device, dtype=like.dtype)
     if law.vocab is None:
         return row
@@ -88,7 +120,44 @@ def dense_q(law: DraftLaw, node: int, like: Tensor) -> Tensor:
     return dense
 
 
+def acceptance(p: Tensor, q: Tensor, token: int) -> float:
+    """p(x) / q(x) for the drawn token x (a probability above 1 counts as 1).
+
+    A token that q cannot have drawn (its probability underflowed in this dtype) is rejected: the residual then emits it
+    where p wants it.
+    """
+    drawn = float(q[token])
+    return float(p[token]) / drawn if drawn > 0 else 0.0
+
+
 def positive_part(weights: Tensor, fallback: Tensor) -> Tensor:
-    """Clamp ``weights`` at 0; where nothing is left (p = q up to rounding) the residual is never needed: p itself."""
+    """Clamp ``weights`` at 0; where nothing is left (p = q up to rounding) the residual is never needed: ``fallback``."""
     clamped = weights.clamp_min(0)
     return clamped if bool(clamped.sum() > 0) else fallback
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """The law left after a rejection, norm (p - q)+ [V]."""
+    left = positive_part(p - q, fallback=p)
+    return left / left.sum()
+
+
+def keep(rate: float, left: float) -> float:
+    """Probability of ending at a node all of whose examined children were rejected, S / (S + 1 - a).
+
+    Args:
+        rate: a, the probability with which the path down to the node counts as accepted. left: S = sum (a p - q)+.
+
+    Returns:
+        1 where a = 1, so the root is always kept (Sun et al. 2403.10444, equation 4).
+    """
+    denominator = left + (1.0 - rate)  # in this order: exactly ``left`` at rate 1
+    return left / denominator if denominator > 0 else 1.0
+
+
+def without(weights: Tensor, token: int) -> Tensor:
+    """``weights`` [V] with ``token`` taken out, renormalised; all zeros where nothing is left."""
+    rest = weights.clone()
+    rest[token] = 0
+    total = rest.sum()
+    return rest / total if bool(total > 0) else rest

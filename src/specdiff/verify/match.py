@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
 from specdiff.verify.base import TargetLaw, children_of
@@ -13,14 +15,19 @@ class Match:
     name = "match"
     exact_for = frozenset(Provenance)
     greedy_only = True
+    needs_chain = False
 
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Accept while some child is the argmax of its parent's row; no randomness is used."""
         return follow(draft, law.choice)
 
 
-def follow(draft: Draft, pick) -> Verdict:  # noqa: ANN001 - Callable[[int], int], row index -> token
-    """Descend to the child that carries ``pick(row)`` until there is none; that token ends the round."""
+def follow(draft: Draft, pick: Callable[[int], int]) -> Verdict:
+    """Descend to the child that carries ``pick(row)`` until there is none; that token ends the round.
+
+    Args:
+        draft: the tree. pick: row index (0 = root, n + 1 = node n) -> token.
+    """
     children = children_of(draft.tree)
     tokens = draft.tree.tokens.tolist()
     path: list[int] = []

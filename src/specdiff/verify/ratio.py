@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, dense_q, positive_part
+from specdiff.verify.base import TargetLaw, acceptance, dense_q, require, residual
 
 
 class Ratio:
@@ -13,17 +13,18 @@ class Ratio:
     name = "ratio"
     exact_for = frozenset({Provenance.CHAIN})
     greedy_only = False
+    needs_chain = True
 
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Use one coin a visited token, and one draw."""
-        assert draft.law is not None
+        require(self, draft, law)
         path = draft.paths[0] if draft.paths else ()
         row = 0
         for depth, node in enumerate(path):
             token = int(draft.tree.tokens[node])
             p = law.row(row)
             q = dense_q(draft.law, row - 1, like=p)
-            if not random.coin(float(p[token]) / float(q[token])):
-                return Verdict(path[:depth], random.draw(positive_part(p - q, fallback=p)), Extra.RECOVERED)
+            if not random.coin(acceptance(p, q, token)):
+                return Verdict(path[:depth], random.draw(residual(p, q)), Extra.RECOVERED)
             row = node + 1
         return Verdict(path, random.draw(law.row(row)), Extra.BONUS)

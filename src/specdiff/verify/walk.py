@@ -18,6 +18,7 @@ class Walk:
     name = "walk"
     exact_for = frozenset(Provenance)
     greedy_only = False
+    needs_chain = False
 
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Use one draw a visited node."""

@@ -1,0 +1,56 @@
+# The two commands of the README are `make demo` and `make test`; the rest is for developers.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# one thread a process: two threads on a busy machine cost milliseconds per operation
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test proof mutants weights lint types imports docs check profile selfcheck clean
+
+$(BIN)/.core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt -e .
+	touch $@
+
+$(BIN)/.dev: $(BIN)/.core
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(BIN)/.core  ## answer a prompt with the embedded default pair, streaming, with a summary
+	$(BIN)/specdiff generate --chat --compare "Natalia sold 48 clips in April, and half as many in May. How many clips did she sell altogether? Explain step by step."
+
+test: $(BIN)/.dev  ## the default suite: offline, CPU
+	$(BIN)/python -m pytest -n 2
+
+weights: $(BIN)/.dev  ## the tests on the default target's real weights
+	$(BIN)/specdiff models pull smollm2-135m
+	$(BIN)/python -m pytest -m weights
+
+proof: $(BIN)/.dev  ## the whole statistical matrix
+	$(BIN)/python -m pytest -n 2 -m 'proof or slow'
+
+mutants: $(BIN)/.dev  ## plant every known fault; print the kill rate
+	$(BIN)/python scripts/mutants.py
+
+selfcheck: $(BIN)/.core  ## the rows of the reliability table, with figures
+	$(BIN)/specdiff selfcheck
+
+lint: $(BIN)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(BIN)/.dev
+	$(BIN)/pyright
+
+imports: $(BIN)/.dev
+	$(BIN)/lint-imports
+
+docs: $(BIN)/.dev
+	$(BIN)/mkdocs build --strict --quiet
+
+check: lint types imports test docs
+
+clean:
+	rm -rf $(VENV) build dist site

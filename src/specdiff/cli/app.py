@@ -1,0 +1,30 @@
+"""The ``specdiff`` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from specdiff.cli import chat, doctor, generate, models, selfcheck
+from specdiff.errors import SpecdiffError
+
+app = typer.Typer(
+    name="specdiff", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    help="Lossless speculative decoding with diffusion drafters.",
+)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("doctor")(doctor.doctor)
+app.command("selfcheck")(selfcheck.selfcheck)
+app.add_typer(models.app, name="models")
+
+
+def main() -> None:
+    """Entry point: known errors become one clear line and exit code 2."""
+    try:
+        app()
+    except SpecdiffError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False)
+        sys.exit(2)

@@ -1,0 +1,38 @@
+"""The budget a drafter gets when the caller names none: frozen settings, chosen on held-out training prompts."""
+
+from __future__ import annotations
+
+from specdiff.drafters.base import Drafter
+from specdiff.errors import InputError
+from specdiff.types import BestFirst, Budget, Chain, Shape, Siblings
+
+GREEDY_SHAPES: tuple[Shape, ...] = (BestFirst(24), Chain())
+"""Tried in order at temperature 0: a fixed tree loses nothing to a sampled one there (verification.md, fact 4)."""
+SAMPLED_SHAPES: tuple[Shape, ...] = (Siblings((6, 2, 1, 1)), Chain())
+"""Tried in order above: rules that use q win, and a tree wide at the root hedges best for its nodes."""
+GAMMA = 8
+
+
+def default_budget(drafter: Drafter | None, *, greedy: bool, gamma: int | None = None) -> Budget:
+    """The first of the default shapes that the drafter can build, at its full window.
+
+    Raises:
+        InputError: ``gamma`` is below 1 or beyond the drafter's window.
+    """
+    limit = drafter.max_gamma if drafter is not None else None
+    if gamma is not None and (gamma < 1 or (limit is not None and gamma > limit)):
+        raise InputError.of(
+            "gamma", expected=f"1..{limit}" if limit else ">= 1", got=gamma, remedy="leave it out for the drafter's window"
+        )
+    window = gamma if gamma is not None else (limit or GAMMA)
+    for shape in GREEDY_SHAPES if greedy else SAMPLED_SHAPES:
+        budget = Budget(gamma=window, shape=shape)
+        if drafter is None:
+            return budget
+        try:
+            drafter.provenance(budget)
+        except InputError:
+            continue
+        return budget
+    raise InputError.of("drafter", expected="a drafter that can build a chain", got=drafter and drafter.name,
+                        remedy="give the budget's shape explicitly")

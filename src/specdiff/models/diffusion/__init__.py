@@ -1,0 +1,22 @@
+"""Masked diffusion LMs as denoisers: Dream, DiffuCoder, LLaDA, DiffuLLaMA, SDAR."""
+
+from specdiff.models.diffusion.base import MaskedDenoiser, Window, WindowSession
+from specdiff.models.diffusion.config import MaskedDenoiserConfig
+from specdiff.models.diffusion.families import FAMILIES, Family
+from specdiff.models.diffusion.lora import merge_lora
+from specdiff.models.diffusion.model import DiffusionLM
+from specdiff.models.diffusion.probe import ProbeReport, ProbeState, copy_probe
+
+__all__ = [
+    "FAMILIES",
+    "DiffusionLM",
+    "Family",
+    "MaskedDenoiser",
+    "MaskedDenoiserConfig",
+    "ProbeReport",
+    "ProbeState",
+    "Window",
+    "WindowSession",
+    "copy_probe",
+    "merge_lora",
+]

@@ -1,0 +1,116 @@
+"""LoRA adapters of a masked denoiser: merged on the CPU in float32, then moved back to its device and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdiff.errors import CheckpointError, InputError, UnsupportedModelError
+from specdiff.models.diffusion.checkpoint import no_safetensors, read_json, tensors_of
+from specdiff.models.diffusion.families import FAMILIES
+from specdiff.models.diffusion.loading import cast_parameters
+from specdiff.models.diffusion.model import DiffusionLM
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_WRAPPED = "base_model.model."  # PEFT's prefix of every tensor name
+_SHARED = ("embed_tokens", "lm_head")  # what tied models share
+
+
+def merge_lora(denoiser: DiffusionLM, directory: str | Path) -> DiffusionLM:
+    """Merge a PEFT adapter folder into the weights, in place.
+
+    The adapter may name modules as its family's published checkpoints do or as transformers does. A tied model whose
+    adapter touches the embedding table or the output head is untied first: merged, the two are no longer equal.
+
+    Args:
+        denoiser: the model that the adapter was trained for.
+        directory: holds ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    Returns:
+        The same denoiser.
+
+    Raises:
+        InputError: the ``peft`` package is not installed.
+        CheckpointError: files are missing, pickles or damaged, or their tensors do not fit the model.
+        UnsupportedModelError: the adapter is no LoRA.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise InputError.of(
+            "peft", expected="the package 'peft', which reads LoRA adapters", got="no such package",
+            remedy="install specdiff with its 'peft' extra",
+        ) from error
+    directory = Path(directory)
+    keys = FAMILIES[denoiser.config.family].keys
+    settings = read_json(directory / ADAPTER_CONFIG)
+    if settings.get("peft_type") != "LORA":
+        raise UnsupportedModelError(
+            f"{directory / ADAPTER_CONFIG}: expected peft_type 'LORA', got {settings.get('peft_type')!r}; "
+            "only LoRA adapters are merged"
+        )
+    if not (directory / ADAPTER_WEIGHTS).is_file():
+        raise no_safetensors(directory, ADAPTER_WEIGHTS)
+    tensors = {
+        _WRAPPED + keys.ours(name.removeprefix(_WRAPPED)): tensor.float()
+        for name, tensor in tensors_of(directory / ADAPTER_WEIGHTS)
+    }
+    config = _lora_config(peft, settings, denoiser, directory)
+    weight = denoiser.backbone.lm_head.weight
+    device, dtype = weight.device, weight.dtype
+    cast_parameters(denoiser.backbone, torch.float32, "cpu")
+    try:
+        if any(part in name.split(".") for name in tensors for part in _SHARED):
+            _untie(denoiser)
+        _merge(peft, denoiser, config, tensors, directory)
+    finally:
+        cast_parameters(denoiser.backbone, dtype, device)
+    return denoiser
+
+
+def _lora_config(peft: Any, settings: Mapping[str, Any], denoiser: DiffusionLM, directory: Path) -> Any:
+    keys = FAMILIES[denoiser.config.family].keys
+    fields = dict(settings)
+    for field in ("target_modules", "modules_to_save"):
+        if isinstance(fields.get(field), list):
+            fields[field] = sorted({keys.our_leaf(name) for name in fields[field]})
+    fields["inference_mode"] = True
+    try:
+        return peft.LoraConfig.from_peft_type(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{directory / ADAPTER_CONFIG}: no LoRA settings ({error}); export the adapter again"
+        ) from error
+
+
+def _untie(denoiser: DiffusionLM) -> None:
+    backbone = denoiser.backbone
+    if backbone.config.tie_word_embeddings:
+        backbone.lm_head.weight = nn.Parameter(backbone.lm_head.weight.detach().clone())
+        backbone.config.tie_word_embeddings = False
+
+
+def _merge(peft: Any, denoiser: DiffusionLM, config: Any, tensors: dict[str, Tensor], directory: Path) -> None:
+    try:
+        wrapped = peft.get_peft_model(denoiser.backbone, config)
+    except ValueError as error:  # no module of these names
+        raise CheckpointError(f"{directory}: the adapter does not fit this model ({error})") from error
+    try:
+        unknown = sorted(tensors.keys() - set(peft.get_peft_model_state_dict(wrapped)))
+        missing = sorted(set(peft.get_peft_model_state_dict(wrapped)) - tensors.keys())
+        if unknown or missing:
+            raise CheckpointError(
+                f"{directory}: expected the adapter tensors of its configuration, got missing {missing[:4]} and "
+                f"unknown {unknown[:4]}; the adapter was trained for another model"
+            )
+        peft.set_peft_model_state_dict(wrapped, tensors)
+        denoiser.backbone = wrapped.merge_and_unload(safe_merge=True)
+    except (RuntimeError, ValueError) as error:
+        denoiser.backbone = wrapped.unload()
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{directory}: the adapter does not fit this model ({error})") from error

@@ -1,0 +1,157 @@
+"""Which models can be scored over token trees on a prefix cache, and why others cannot.
+
+First what a model says of itself (`check_can_roll_back`, free), then whether it does what it says (`self_check`, about
+seven passes over a dozen tokens): models that ignore a 4-D mask or hide state outside the cache show only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdiff.errors import ModelError, NumericsError, UnsupportedModelError
+from specdiff.models.cached_decoder import CachedDecoder, NewRows, cache_argument, forward_parameters, input_device
+from specdiff.types import TokenTree
+
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_KNOWN_ATTENTION = {"sdpa", "eager"}
+_GROWING_ROPE = {"dynamic", "longrope"}
+# Largest deviation of a tree pass from sequential passes, in standard deviations of the logits: rounding stays below,
+# a mask that is ignored far above.
+_LIMITS = {torch.float32: 1e-3, torch.float64: 1e-6}
+_HALF_LIMIT = 0.15
+
+
+def check_can_roll_back(model: PreTrainedModel) -> None:
+    """Refuse models that say of themselves that a token tree cannot be scored or rolled back.
+
+    Raises:
+        UnsupportedModelError: recurrent or hybrid state, chunked attention, encoder-decoder, not causal, ALiBi, an
+            attention kernel without 4-D masks, no cache, or no explicit positions; the message says which.
+    """
+    reason = next(_reasons(model), None)
+    if reason is not None:
+        raise UnsupportedModelError(f"model: {model.config.model_type!r} {reason}")
+
+
+def _reasons(model: PreTrainedModel) -> Iterator[str]:
+    config = model.config.get_text_config()
+    attention_only = "use a model whose layers are all full or sliding attention"
+    if model.config.is_encoder_decoder or config.is_encoder_decoder:
+        yield "is an encoder-decoder, but the text to continue is one sequence; use a decoder-only model"
+    if any(getattr(module, "_is_stateful", False) for module in model.modules()):
+        yield f"carries recurrent state that cannot be rolled back to the accepted tokens; {attention_only}"
+    kinds = set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS
+    if kinds:
+        yield f"has layers of kind {', '.join(sorted(kinds))}, whose state cannot be rolled back; {attention_only}"
+    if getattr(config, "attention_chunk_size", None) is not None:
+        yield f"attends in chunks, whose state cannot be rolled back; {attention_only}"
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        yield f"cuts its local attention by cache slot, not by position, which a tree breaks; {attention_only}"
+    if not isinstance(getattr(config, "sliding_window", None), int | None):
+        yield f"has sliding windows of several sizes ({config.sliding_window}); {attention_only}"
+    if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", None):
+        yield "attends in both directions, so it is no autoregressive target; use a causal language model"
+    if getattr(config, "alibi", False):
+        yield "derives positions from cache slots (ALiBi), which are wrong inside a tree; use a model with position_ids"
+    names = forward_parameters(type(model))
+    if cache_argument(model) not in names:
+        yield "takes no key/value cache, so a tree cannot be scored on top of its prefix; use a decoder that has one"
+    if "position_ids" not in names:
+        yield "takes no position_ids, so a tree cannot be scored on top of its prefix; use a model with position_ids"
+    attention = config._attn_implementation
+    if attention not in _KNOWN_ATTENTION:
+        yield (
+            f"was loaded with attn_implementation={attention!r}, which takes no 4-D mask, so siblings of a tree would "
+            "see each other; load it with attn_implementation='sdpa' or 'eager'"
+        )
+
+
+def usable_context(model: PreTrainedModel) -> int | None:
+    """Tokens that a model can hold, None for any.
+
+    Rotary frequencies that grow with the pass (dynamic NTK, LongRoPE) would make the law depend on how many tokens a
+    pass looks ahead, so such models are used up to the length where the frequencies first change.
+    """
+    config = model.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
+    limits = [int(context)] if context else []
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):
+        if isinstance(parameters, dict) and parameters.get("rope_type") in _GROWING_ROPE:
+            original = parameters.get("original_max_position_embeddings") or context
+            limits += [int(original)] if original else []
+    return min(limits, default=None)
+
+
+@torch.inference_mode()
+def self_check(model: PreTrainedModel) -> float:
+    """Compare tree passes on a ragged batch, with a commit between them, to plain passes over every path.
+
+    Costs about seven passes over at most a dozen tokens.
+
+    Returns:
+        The largest deviation, in standard deviations of the logits.
+
+    Raises:
+        UnsupportedModelError: the passes disagree, or the model cannot make them.
+        NumericsError: the logits are not finite.
+    """
+    name = model.config.model_type
+    try:
+        deviations = list(_deviations(model))
+    except ModelError as error:
+        raise UnsupportedModelError(f"model: {name!r} cannot score a token tree: {error}") from error
+    worst = max(deviations)
+    if worst != worst:
+        raise NumericsError(f"model: {name!r} gives logits that are NaN; check the checkpoint, or use a wider dtype")
+    limit = _LIMITS.get(model.dtype, _HALF_LIMIT)
+    if worst > limit:
+        raise UnsupportedModelError(
+            f"model: {name!r} scores a token tree differently from its paths one by one (by {worst:.2g} standard "
+            f"deviations of the logits, allowed {limit:.2g}): it ignores 4-D masks or positions, or keeps state outside "
+            "its cache; use attn_implementation='eager', or another model"
+        )
+    return worst
+
+
+def _deviations(model: PreTrainedModel) -> Iterator[float]:
+    vocab = model.config.get_text_config().vocab_size
+    prompts = [torch.arange(start, start + 37 * n, 37) % vocab for start, n in ((11, 6), (5, 3))]
+    fork = TokenTree(torch.arange(3, 3 + 4 * 29, 29) % vocab, (-1, -1, 0, 1))  # two branches of two nodes
+    twig = TokenTree(torch.tensor([17 % vocab]), (-1,))
+    root, kept = 7 % vocab, (1, 3)
+    decoder = CachedDecoder(model, len(prompts))
+    decoder.run([NewRows.causal(p) for p in prompts])
+    decoder.keep([range(len(p)) for p in prompts])
+    tree = decoder.run([NewRows.tree(root, fork)] * 2).logits
+    decoder.keep([[0, *(n + 1 for n in kept)]] * 2)
+    written = {layer.written for layer in decoder.cache.layers if layer.keys is not None}
+    if written != {len(fork) + 1}:
+        raise ModelError(f"its layers wrote {sorted(written)} cache slots for {len(fork) + 1} tokens")
+    after = decoder.run([NewRows.tree(root, twig)] * 2).logits
+    for row, prompt in enumerate(prompts):
+        for path in ((0, 2), kept):
+            ids = torch.cat([prompt, torch.tensor([root]), fork.tokens[list(path)]])
+            got = tree[row, [0, *(n + 1 for n in path)]]
+            if path == kept:
+                ids = torch.cat([ids, torch.tensor([root]), twig.tokens])
+                got = torch.cat([got, after[row]])
+            expected = _plain(model, ids)[-len(got) :]
+            yield _deviation(got, expected)
+
+
+def _plain(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    try:
+        return model(input_ids=ids[None].to(input_device(model)), use_cache=False).logits[0]
+    except Exception as error:
+        raise ModelError(f"it raised {error!r} in a plain pass") from error
+
+
+def _deviation(got: Tensor, expected: Tensor) -> float:
+    got, expected = got.float(), expected.float()
+    scale = expected.std(dim=-1).clamp_min(1e-6)
+    return float(((got - expected).pow(2).mean(dim=-1).sqrt() / scale).max())

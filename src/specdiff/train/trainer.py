@@ -1,0 +1,287 @@
+"""Training a denoiser on one machine: low-precision weights, fp32 masters, a schedule by time, and safe restarts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdiff.models.denoiser import BlockCausalDenoiser
+from specdiff.objectives.masked import IGNORED, masked_cross_entropy, position_weights
+from specdiff.train.acceptance import measure_acceptance
+from specdiff.train.packed import packed_window_states
+from specdiff.train.windows import AnswerRow, WindowStream, label_table
+
+CHECKPOINT_NAME = "checkpoint.pt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How to train.
+
+    Attributes:
+        minutes: budget of training time; the learning rate reaches its floor when it is used up.
+        steps: stop after this many steps, if given, and schedule by steps instead of by time.
+        learning_rate: peak.
+        warmup: fraction of the budget spent rising to the peak.
+        floor: final learning rate as a fraction of the peak.
+        weight_decay: for matrices; vectors have none.
+        betas: AdamW's.
+        clip: largest gradient norm.
+        position_decay: ratio of the loss weights of neighbouring offsets.
+        ema_decay: of the averaged weights; 0 for none.
+        log_steps: steps between metrics lines.
+        checkpoint_minutes: time between checkpoints.
+        evaluate_minutes: time between evaluations.
+        seed: for the trainer's own randomness.
+    """
+
+    minutes: float = 60.0
+    steps: int | None = None
+    learning_rate: float = 8e-4
+    warmup: float = 0.03
+    floor: float = 0.02
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    position_decay: float = 0.8
+    ema_decay: float = 0.99
+    log_steps: int = 10
+    checkpoint_minutes: float = 5.0
+    evaluate_minutes: float = 8.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Reject budgets and rates that cannot be used."""
+        for name in ("minutes", "learning_rate", "clip", "checkpoint_minutes", "evaluate_minutes", "log_steps"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        if not 0.0 <= self.ema_decay < 1.0:
+            raise ValueError(f"ema_decay: expected a number in [0, 1), got {self.ema_decay}")
+
+    def rate(self, progress: float) -> float:
+        """Return the learning rate when `progress` (0 to 1) of the budget is used up."""
+        if progress < self.warmup:
+            return self.learning_rate * max(progress, 1e-4) / self.warmup
+        share = min(1.0, (progress - self.warmup) / max(1.0 - self.warmup, 1e-9))
+        cosine = 0.5 * (1.0 + math.cos(math.pi * share))
+        return self.learning_rate * (self.floor + (1.0 - self.floor) * cosine)
+
+
+class MasterWeights:
+    """fp32 copies that the optimiser works on, beside the weights the model computes with."""
+
+    def __init__(self, model: torch.nn.Module, config: TrainerConfig) -> None:
+        """Copy the model's weights and make the optimiser.
+
+        Args:
+            model: whose parameters to train.
+            config: rates, decay and clipping.
+        """
+        self._model = [p for p in model.parameters() if p.requires_grad]
+        self.names = [n for n, p in model.named_parameters() if p.requires_grad]
+        self.weights = [p.detach().float().clone() for p in self._model]
+        self.average = [w.clone() for w in self.weights] if config.ema_decay else None
+        self._config = config
+        groups = [
+            {"params": [w for w in self.weights if w.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [w for w in self.weights if w.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+
+    def step(self, rate: float, step: int) -> float:
+        """Update masters, averages and the model's weights from the model's gradients.
+
+        Args:
+            rate: learning rate.
+            step: steps done before this one; young averages forget faster.
+
+        Returns:
+            The gradient norm before clipping.
+        """
+        for weight, param in zip(self.weights, self._model, strict=True):
+            weight.grad = torch.zeros_like(weight) if param.grad is None else param.grad.float()
+            param.grad = None
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, self._config.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        if self.average is not None:
+            decay = min(self._config.ema_decay, (1 + step) / (10 + step))
+            torch._foreach_lerp_(self.average, self.weights, 1.0 - decay)
+        self.load(self.weights)
+        return float(norm)
+
+    @torch.no_grad()
+    def load(self, values: Sequence[Tensor]) -> None:
+        """Put fp32 values into the model's weights."""
+        torch._foreach_copy_(self._model, list(values))
+
+    def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return values by parameter name."""
+        return dict(zip(self.names, values, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything a resumed run needs."""
+        return {"weights": self.weights, "average": self.average, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        torch._foreach_copy_(self.weights, state["weights"])
+        if self.average is not None and state["average"] is not None:
+            torch._foreach_copy_(self.average, state["average"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.load(self.weights)
+
+
+class DenoiserTrainer:
+    """The training loop.
+
+    Files under the output directory: ``metrics.jsonl`` (one object a line), ``checkpoint.pt`` (to resume),
+    ``export/raw`` and ``export/ema`` (denoisers to draft with).
+    """
+
+    def __init__(
+        self,
+        denoiser: BlockCausalDenoiser,
+        stream: WindowStream,
+        held_out: Sequence[AnswerRow],
+        output: str | Path,
+        config: TrainerConfig,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            denoiser: to train, with the blockwise attention set.
+            stream: the batches.
+            held_out: T = 0 answers to measure acceptance on; may be empty.
+            output: directory, created if needed.
+            config: how to train.
+        """
+        self.denoiser, self.stream, self.held_out, self.config = denoiser, stream, held_out, config
+        self.output = Path(output)
+        self.output.mkdir(parents=True, exist_ok=True)
+        self.master = MasterWeights(denoiser, config)
+        self.labels_of = label_table(denoiser.draft_vocab, denoiser.config.vocab_size)
+        self.step, self.seconds, self.windows = 0, 0.0, 0
+        self._stop = False
+        torch.manual_seed(config.seed)
+
+    @property
+    def progress(self) -> float:
+        """Share of the budget used up."""
+        if self.config.steps is not None:
+            return self.step / self.config.steps
+        return self.seconds / (60.0 * self.config.minutes)
+
+    def run(self) -> None:
+        """Train until the budget is used up, or until SIGTERM or SIGINT; leave a checkpoint and exports behind."""
+        handlers = {s: signal.signal(s, self._request_stop) for s in (signal.SIGTERM, signal.SIGINT)}
+        due_checkpoint = self.seconds + 60.0 * self.config.checkpoint_minutes
+        due_evaluation = self.seconds
+        weights = position_weights(self.stream.config.window, self.config.position_decay)
+        self.denoiser.train()
+        last = time.perf_counter()
+        try:
+            while self.progress < 1.0 and not self._stop:
+                if self.held_out and self.seconds >= due_evaluation:
+                    self.evaluate()
+                    due_evaluation = self.seconds + 60.0 * self.config.evaluate_minutes
+                self._train_step(weights)
+                now = time.perf_counter()
+                self.seconds, last = self.seconds + now - last, now
+                if self.seconds >= due_checkpoint:
+                    self.checkpoint()
+                    due_checkpoint = self.seconds + 60.0 * self.config.checkpoint_minutes
+            self.checkpoint()
+            if self.held_out and not self._stop:
+                self.evaluate()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _train_step(self, weights: Tensor) -> None:
+        started = time.perf_counter()
+        batch = self.stream.batch(self.step)
+        hidden = packed_window_states(self.denoiser, batch).flatten(0, 2)
+        labels = batch.labels.flatten()
+        picked = (labels != IGNORED).nonzero()[:, 0]
+        row_weights = weights.repeat(labels.numel() // weights.numel())[picked]
+        result = masked_cross_entropy(hidden[picked], self.denoiser.head_weight, labels[picked], row_weights)
+        result.loss.backward()
+        rate = self.config.rate(self.progress)
+        norm = self.master.step(rate, self.step)
+        self.step += 1
+        self.windows += batch.num_windows
+        if self.step % self.config.log_steps == 0:
+            offsets = picked % weights.numel()
+            count = torch.bincount(offsets, minlength=weights.numel()).clamp_min(1)
+            nll = torch.zeros_like(weights).index_add_(0, offsets, result.nll) / count
+            hits = torch.zeros_like(weights).index_add_(0, offsets, result.correct.float()) / count
+            self._log(
+                "train",
+                loss=float(result.loss.detach()),
+                learning_rate=rate,
+                gradient_norm=norm,
+                windows_per_minute=60.0 * batch.num_windows / (time.perf_counter() - started),
+                epochs=self.stream.epochs(self.step),
+                nll_by_offset=[round(x, 4) for x in nll.tolist()],
+                correct_by_offset=[round(x, 4) for x in hits.tolist()],
+            )
+
+    def evaluate(self) -> None:
+        """Measure acceptance on the held-out answers, of the averaged weights if there are any."""
+        name = "raw" if self.master.average is None else "ema"
+        self.master.load(self.master.weights if self.master.average is None else self.master.average)
+        result = measure_acceptance(self.denoiser, self.held_out, self.labels_of)
+        self.master.load(self.master.weights)
+        self._log("evaluate", weights=name, **asdict(result))
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint and the exports, each under a temporary name first."""
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "windows": self.windows,
+            "master": self.master.state_dict(),
+            "rng": torch.get_rng_state(),
+        }
+        temporary = self.output / f".{CHECKPOINT_NAME}.tmp"
+        torch.save(state, temporary)
+        os.replace(temporary, self.output / CHECKPOINT_NAME)
+        self.denoiser.save_pretrained(self.output / "export" / "raw", self.master.named(self.master.weights))
+        if self.master.average is not None:
+            self.denoiser.save_pretrained(self.output / "export" / "ema", self.master.named(self.master.average))
+        self._log("checkpoint")
+
+    def resume(self) -> None:
+        """Continue from the output directory's checkpoint.
+
+        Raises:
+            ValueError: there is none.
+        """
+        path = self.output / CHECKPOINT_NAME
+        if not path.is_file():
+            raise ValueError(f"resume: expected {path}, got no such file; start without --resume")
+        state = torch.load(path, weights_only=True)
+        self.step, self.seconds, self.windows = state["step"], state["seconds"], state["windows"]
+        self.master.load_state_dict(state["master"])
+        torch.set_rng_state(state["rng"])
+        self._log("resume")
+
+    def _request_stop(self, *_: Any) -> None:
+        self._stop = True
+
+    def _log(self, kind: str, **values: Any) -> None:
+        line = {"kind": kind, "step": self.step, "minutes": round(self.seconds / 60.0, 3), "windows": self.windows}
+        with (self.output / "metrics.jsonl").open("a", encoding="utf-8") as out:
+            out.write(json.dumps({**line, **values}) + "\n")

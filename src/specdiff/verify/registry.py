@@ -1,0 +1,44 @@
+"""All rules by name, and the choice that ``rule="auto"`` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from specdiff.errors import InputError
+from specdiff.types import Provenance
+from specdiff.verify.base import Rule
+from specdiff.verify.block import Block
+from specdiff.verify.match import Match
+from specdiff.verify.multi_round import MultiRound
+from specdiff.verify.point_mass import PointMass
+from specdiff.verify.ratio import Ratio
+from specdiff.verify.self_selection import SelfSelection
+from specdiff.verify.traversal import Traversal
+from specdiff.verify.walk import Walk
+from specdiff.verify.without_replacement import WithoutReplacement
+
+_ALL: tuple[Rule, ...] = (
+    Match(), Ratio(), Block(), PointMass(), SelfSelection(), Walk(), MultiRound(), WithoutReplacement(), Traversal(),
+)
+
+RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})
+"""Every rule by name; read-only."""
+
+_AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType({
+    Provenance.FIXED: ("walk", "TODO"),
+})
+
+
+def get(name: str) -> Rule:
+    """The rule called ``name``.
+
+    Raises:
+        InputError: there is no such rule; the message lists all names.
+    """
+    if name not in RULES:
+        raise InputError.of(
+            "rule", expected="one of " + ", ".join(sorted(RULES)), got=name,
+            remedy="use one of these names, or 'auto' to choose by draft and temperature",
+        )
+    return RULES[name]

@@ -1,0 +1,68 @@
+"""self-selection: keep the draft that the target likes best, then point mass (SpecDiff-2, 2511.00606, algorithm 1).
+
+Exact for drafts of any origin: which path is best depends on the draft and on p, not on the verifier's randomness. The
+walk needs the same rows of p and accepts at least as much, draw by draw (verification.md, fact 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdiff.randomness import Random
+from specdiff.types import Draft, Provenance, Verdict
+from specdiff.verify.base import TargetLaw, children_of
+from specdiff.verify.point_mass import accept_path
+
+
+class SelfSelection:
+    """Score every draft with the target's own path probabilities; verify the best, the first one on ties."""
+
+    name = "self_selection"
+    exact_for = frozenset(Provenance)
+    greedy_only = False
+    needs_chain = False
+
+    def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
+        """Score, select, then use one coin a visited token, and one draw."""
+        paths = draft.paths or root_to_leaf_paths(draft)
+        if not paths:
+            return accept_path((), draft, law, random)
+        reach = path_probabilities(draft, law)
+        best = max(paths, key=lambda path: score(path, reach))
+        return accept_path(best, draft, law, random)
+
+
+def score(path: Sequence[int], reach: Sequence[float]) -> float:
+    """sum_j prod_{k<=j} p(x_k | s, x_<k): the expected number of accepted tokens of ``path``.
+
+    Args:
+        path: node ids, root down. reach: probability of the path down to each node, see `path_probabilities`.
+    """
+    return sum(reach[node] for node in path)
+
+
+def path_probabilities(draft: Draft, law: TargetLaw) -> list[float]:
+    """prod p along the path down to each node; rows below a node that p cannot reach are not asked for."""
+    reach = [0.0] * len(draft.tree)
+    for row, nodes in enumerate(children_of(draft.tree)):
+        above = reach[row - 1] if row else 1.0
+        if nodes and above > 0:
+            for node, probability in zip(nodes, law.row(row)[draft.tree.tokens[nodes]].tolist(), strict=True):
+                reach[node] = above * probability
+    return reach
+
+
+def root_to_leaf_paths(draft: Draft) -> list[tuple[int, ...]]:
+    """The paths to all leaves, in node order of the leaves, for drafts that do not list their draws."""
+    parents = draft.tree.parents
+    inner = set(parents)
+    paths: list[tuple[int, ...]] = []
+    for leaf in range(len(parents)):
+        if leaf not in inner:
+            path: list[int] = []
+            node = leaf
+            while node >= 0:
+                path.append(node)
+                node = parents[node]
+            paths.append(tuple(reversed(path)))
+    return paths

@@ -1,0 +1,1 @@
+"""Exact identities: every rule, every provenance it declares, all outcomes enumerated."""
