@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 REPLACEMENT = "\ufffd"
 """What a detokeniser puts where bytes do not (yet) form a character."""
 
-_LIMIT = 32  # ids; a longer window is moved
-_KEEP = 12  # ids that a moved window tries to keep
+WINDOW_LIMIT = 32
+"""Ids; a longer window is moved."""
+
+WINDOW_KEEP = 12
+"""Ids that a moved window tries to keep."""
 
 
 class TextWindow:
@@ -34,7 +37,7 @@ class TextWindow:
     def __init__(self, decode: Callable[[Sequence[int]], str], *, keep: int = 0) -> None:
         self._decode, self._keep = decode, keep
         self._ids: list[int] = []
-        self._limit = _LIMIT
+        self._limit = WINDOW_LIMIT
         self.text, self.start = "", 0
 
     def push(self, token: int) -> None:
@@ -50,7 +53,7 @@ class TextWindow:
         """
         if len(self._ids) <= self._limit:
             return
-        kept = _KEEP
+        kept = WINDOW_KEEP
         while kept < len(self._ids):
             for size in range(kept, min(kept + 4, len(self._ids))):  # the next boundary of a character or word
                 text = self._decode(self._ids[-size:])
@@ -60,7 +63,7 @@ class TextWindow:
                     self.start += len(self.text) - len(text)
                     self.text = text
                     self._ids = self._ids[-size:]
-                    self._limit = max(_LIMIT, 2 * size)
+                    self._limit = max(WINDOW_LIMIT, 2 * size)
                     return
             kept *= 2
         self._limit = 2 * len(self._ids)

@@ -22,10 +22,10 @@ from specdiff.verify.base import TargetLaw, positive_part
 from specdiff.verify.registry import RULES
 
 from .enumeration import Drafts, Table, distance, drafts_of, run
-from .families import fixed_tree, marginals, overlapping, sharp, tables
+from .families import fixed_tree, flat, marginals, sharp, tables
 
 SEEN = 1e-3
-TARGET, Q = tables(sharp, 3, 2, seed=3)
+TARGET, Q = tables(sharp, 3, 2, seed=6)
 ROWS = marginals(Q, 2)
 CHAIN = drafts_of(lambda random: sample_chain(ROWS, random))
 IID = drafts_of(lambda random: sample_paths(ROWS, 2, random))
@@ -245,12 +245,12 @@ def test_draft_sampled_from_another_law_than_it_says(rule: str, fault: str) -> N
 
 
 def test_duplicates_merged_under_multi_round() -> None:
-    """Each distinct sibling tested once: biased by up to 0.2 at V = 3, K = 3."""
-    target, q = tables(overlapping, 3, 1, seed=1)
+    """Each distinct sibling tested once: a total variation of 0.11 here, at V = 3, K = 3."""
+    target, q = tables(flat, 3, 1, seed=7)
     drafts = drafts_of(lambda random: sample_paths(marginals(q, 1), 3, random))
     merged = [(weight, replace(draft, paths=tuple(dict.fromkeys(draft.paths)))) for weight, draft in drafts]
     assert variation("multi_round", drafts, target) < 1e-12
-    assert variation("multi_round", merged, target) > 0.01
+    assert variation("multi_round", merged, target) > 0.1
 
 
 @pytest.mark.parametrize("rule", ["multi_round", "without_replacement", "traversal"])

@@ -53,7 +53,7 @@ class MaskedSource:
         target_size = config.vocab_size if vocab_size is None else vocab_size
         for option, value in (("vocab_size", target_size), ("window", window)):
             if value < 1:
-                raise InputError.of(option, expected="an integer >= 1", got=value, remedy="leave it out for the default")
+                raise InputError.of(option, expected="an integer >= 1", got=value, remedy="leave it out")
         size = min(target_size, config.vocab_size)
         taken = {config.mask_id, *never}
         if min(taken) < 0:

@@ -5,9 +5,9 @@ the tokens of earlier groups and masks, never a token of its own or a later grou
 of token j given ALL earlier tokens of the draft (on those of its own group it does not depend), which is what the rules
 that use q assume: provenance ``CHAIN`` (verification.md, fact 1).
 
-**Every other order** fills gaps: the row of position j saw tokens behind j, and which position came when depends on what
-was drawn. The recorded probabilities are not left-to-right conditionals, and a rule that used them would change the law
-of the text. Such drafts carry no q: provenance ``FIXED``, tokens by argmax.
+**Every other order** fills gaps: the row of position j saw tokens behind j, and which position came when may depend on
+what was drawn. The recorded probabilities are not left-to-right conditionals, and a rule that used them would change
+the law of the text. Such drafts carry no q: provenance ``FIXED``, tokens by argmax.
 
 One step is the one-step drafter, in all its shapes, whatever the order: then nothing is revealed before anything else.
 """

@@ -1,4 +1,4 @@
-"""Following tokens down a tree."""
+"""Paths of token trees: following given tokens down, and listing them all."""
 
 from __future__ import annotations
 
@@ -21,3 +21,19 @@ def descend(tokens: Sequence[int], parents: Sequence[int], line: Sequence[int]) 
             break
         path.append(node)
     return path
+
+
+def leaf_paths(parents: Sequence[int]) -> list[list[int]]:
+    """The nodes from the root down to each leaf, leaves in node order.
+
+    Args:
+        parents: parent of each node, -1 for children of the root.
+    """
+    inner = set(parents)
+    lines: list[list[int]] = []
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        lines.append([*(lines[parent] if parent >= 0 else ()), node])
+        if node not in inner:
+            paths.append(lines[node])
+    return paths

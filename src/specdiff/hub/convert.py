@@ -1,105 +1,92 @@
-"""GGUF to bf16 safetensors, the form every other part of the library loads."""
+"""GGUF to bf16 safetensors, the form every other part of the library loads.
+
+`main` is run by `specdiff.hub.converter` in a process of its own: it takes over process-wide settings, and hands all
+its memory back when done.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib.metadata
 import json
+import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from specdiff.errors import CheckpointError, InputError
-from specdiff.hub.catalog import CatalogEntry
+from specdiff.errors import CheckpointError, SpecdiffError
+from specdiff.hub.catalog import Recipe
 from specdiff.hub.folders import write_text
 from specdiff.hub.safety import check_folder, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_PACKAGES = ("torch", "transformers", "gguf")
 _LOADING_TRACES = ("_name_or_path", "_model_name_or_path", "is_local", "local_files_only", "backend")
 
-# How text is cut before BPE, by the GGUF key tokenizer.ggml.pre. transformers does not read that key and cuts as GPT-2
-# does, which gives some texts (digits, line breaks, capitals after an apostrophe) tokens the model never saw.
-_DIGITS = {"type": "Digits", "individual_digits": True}
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN2 = {"type": "Split", "pattern": {"Regex": _QWEN2_PATTERN}, "behavior": "Isolated", "invert": False}
-_PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
-    "smollm": [_DIGITS, _GPT2],
-    "qwen2": [_QWEN2, _GPT2 | {"use_regex": False}],
+PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+    "gpt-2": [_GPT2],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _GPT2],
+    "qwen2": [
+        {"type": "Split", "pattern": {"Regex": _QWEN2_PATTERN}, "behavior": "Isolated", "invert": False},
+        _GPT2 | {"use_regex": False},
+    ],
 }
+"""How text is cut before BPE, by the value of the GGUF key ``tokenizer.ggml.pre``.
+
+transformers does not read that key and cuts every text as GPT-2 does, which gives some texts (digits, line breaks,
+capitals after an apostrophe) tokens that the model was not trained on.
+"""
 
 
-class Converter(Protocol):
-    """The seam to conversion: reads the GGUF of ``entry``, writes a model folder, returns the versions used."""
-
-    def __call__(self, gguf: Path, folder: Path, entry: CatalogEntry) -> dict[str, str]:
-        """Convert ``gguf`` into the existing, empty ``folder``."""
-        ...
-
-
-def require_packages() -> None:
-    """Check that conversion can run; called before a download begins, not after.
-
-    Raises:
-        InputError: a package is missing.
-    """
-    missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
-    if missing:
-        raise InputError.of(
-            "environment",
-            expected=f"packages {', '.join(_PACKAGES)} to convert a GGUF file",
-            got=f"no {', '.join(missing)}",
-            remedy=f"run `pip install {' '.join(missing)}`",
-        )
-
-
-def convert_gguf(gguf: Path, folder: Path, entry: CatalogEntry) -> dict[str, str]:
+def convert_gguf(gguf: Path, folder: Path, recipe: Recipe, origin: dict[str, str]) -> dict[str, str]:
     """Dequantise ``gguf`` to bf16 and write it into ``folder`` as safetensors with tokenizer and configuration.
+
+    Args:
+        gguf: the file; nothing else of its folder is read.
+        folder: existing and empty.
+        recipe: what the file does not say.
+        origin: stored in the configuration as ``specdiff_origin``, which sets the fingerprint apart.
 
     Returns:
         The versions of the packages that did it.
 
     Raises:
-        CheckpointError: the result is not a sound model (weights missing or not finite).
-        InputError: a package is missing.
+        CheckpointError: the result is not a sound model (tensors missing or not finite).
     """
-    require_packages()
-    import gguf as gguf_package
     import torch
     import transformers
 
     location: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
-    dequantise = {}
+    options: dict[str, Any] = {}
     if hasattr(transformers, "GgufConfig"):  # versions without it always dequantise
-        dequantise["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about reading GGUF at all
-        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **location)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            gguf.parent, dtype=torch.bfloat16, **location, **dequantise
-        )
-    if entry.tied:
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    config = transformers.AutoConfig.from_pretrained(gguf.parent, **location)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, config=config, **location)
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        gguf.parent, config=config, dtype=torch.bfloat16, output_loading_info=True, **location, **options
+    )
+    if missing := sorted(set(loading["missing_keys"]) - {"lm_head.weight"}):
+        raise CheckpointError(f"{gguf}: lacks {len(missing)} tensors of the model, the first is {missing[0]}")
+    if recipe.tied:
         _tie(model)
     model.generation_config = transformers.GenerationConfig(
-        bos_token_id=entry.tokens.bos, pad_token_id=entry.tokens.pad, eos_token_id=list(entry.tokens.eos)
+        bos_token_id=recipe.bos, pad_token_id=recipe.pad, eos_token_id=list(recipe.eos)
     )
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{gguf}: tensor {name} has values that are not finite; the file is damaged")
+            raise CheckpointError(f"{gguf}: tensor {name} has values that are not finite")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    _finish_config(folder, entry)
-    _finish_tokenizer(folder, _pre_tokenizer(gguf), model.config.max_position_embeddings)
+    _finish_config(folder / "config.json", recipe, origin)
+    _finish_tokenizer(folder, recipe, model.config.max_position_embeddings)
     check_folder(folder)
-    return {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "gguf": importlib.metadata.version(gguf_package.__name__),
-    }
+    packages = ("torch", "transformers", "gguf")
+    return {package: importlib.metadata.version(package) for package in packages}
 
 
 def _tie(model: PreTrainedModel) -> None:
@@ -111,22 +98,17 @@ def _tie(model: PreTrainedModel) -> None:
     model.config.tie_word_embeddings = True
 
 
-def _finish_config(folder: Path, entry: CatalogEntry) -> None:
-    config = read_json(folder / "config.json")
-    config.update(bos_token_id=entry.tokens.bos, pad_token_id=entry.tokens.pad, eos_token_id=entry.tokens.eos[0])
-    config["specdiff_origin"] = {
-        "title": entry.title, "label": entry.label, "gguf": entry.gguf, "gguf_sha256": entry.gguf_sha256
-    }  # fmt: skip
-    _write_json(folder / "config.json", config)
+def _finish_config(path: Path, recipe: Recipe, origin: dict[str, str]) -> None:
+    special = {"bos_token_id": recipe.bos, "pad_token_id": recipe.pad, "eos_token_id": recipe.eos[0]}
+    _write_json(path, read_json(path) | special | {"specdiff_origin": origin})
 
 
-def _finish_tokenizer(folder: Path, pre_tokenizer: list[dict[str, Any]] | None, context: int) -> None:
-    config = read_json(folder / "tokenizer_config.json") | {"model_max_length": context}
-    _write_json(folder / "tokenizer_config.json", config)
-    if pre_tokenizer is not None:
-        tokenizer = read_json(folder / "tokenizer.json")
-        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": pre_tokenizer}
-        _write_json(folder / "tokenizer.json", tokenizer)
+def _finish_tokenizer(folder: Path, recipe: Recipe, context: int) -> None:
+    path = folder / "tokenizer_config.json"
+    _write_json(path, read_json(path) | {"model_max_length": context})
+    path = folder / "tokenizer.json"
+    cut = {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[recipe.pre_tokenizer]}
+    _write_json(path, read_json(path) | {"pre_tokenizer": cut})
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
@@ -134,8 +116,17 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     write_text(path, json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
 
 
-def _pre_tokenizer(gguf: Path) -> list[dict[str, Any]] | None:
-    from gguf import GGUFReader
+def main() -> None:
+    """Convert as the JSON request on stdin says; the answer, versions or an error, is the last line of stdout."""
+    request = json.load(sys.stdin)
+    warnings.simplefilter("ignore")
+    import gguf
 
-    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
-    return None if field is None else _PRE_TOKENIZERS.get(str(field.contents()))
+    # Parsing the vocabulary takes most of the time, and transformers would do it once for each of its three loads.
+    gguf.GGUFReader = functools.cache(gguf.GGUFReader)
+    recipe = Recipe(**request["recipe"] | {"eos": tuple(request["recipe"]["eos"])})
+    try:
+        answer = {"versions": convert_gguf(Path(request["gguf"]), Path(request["folder"]), recipe, request["origin"])}
+    except SpecdiffError as error:
+        answer = {"error": str(error)}
+    print(f"\n{json.dumps(answer)}")

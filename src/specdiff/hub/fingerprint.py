@@ -33,7 +33,7 @@ def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> st
     return digest.hexdigest()
 
 
-def fingerprint(folder: Path, hashes: Mapping[str, str] | None = None) -> str:
+def model_fingerprint(folder: Path, hashes: Mapping[str, str] | None = None) -> str:
     """Return the fingerprint of a model folder, ``sha256:`` and 64 hex digits.
 
     Args:

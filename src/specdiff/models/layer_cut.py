@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+_NOT_ARCHITECTURE = ("architectures", "transformers_version", "_name_or_path", "dtype", "model_type", "use_cache")
+_LABEL_FIELDS = ("id2label", "label2id")
 _PER_LAYER_FIELDS = ("layer_types", "no_rope_layers", "mlp_layer_types")
 _SAMPLED_ROWS = 256
 
@@ -48,13 +51,22 @@ def shrink_config(config: PreTrainedConfig, layers: Sequence[int]) -> dict[str, 
         The configuration with ``num_hidden_layers`` and the per-layer fields reduced.
     """
     data = config.to_dict()
-    for name in ("architectures", "transformers_version", "_name_or_path", "dtype", "model_type", "use_cache"):
+    for name in (
+        "architectures",
+        "transformers_version",
+        "_name_or_path",
+        "dtype",
+        "model_type",
+        "use_cache",
+        "id2label",
+        "label2id",
+    ):
         data.pop(name, None)
     for name in _PER_LAYER_FIELDS:
         if isinstance(data.get(name), list) and len(data[name]) == config.num_hidden_layers:
             data[name] = [data[name][i] for i in layers]
     data["num_hidden_layers"] = len(layers)
-    return data
+    return json.loads(json.dumps(data))  # as it will read after saving: keys become strings, tuples lists
 
 
 def layer_subset_state(decoder: PreTrainedModel, layers: Sequence[int]) -> dict[str, Tensor]:

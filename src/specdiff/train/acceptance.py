@@ -67,10 +67,11 @@ def measure_acceptance(
     totals = {"chain": [0, 0], "tree": [0, 0]}
     right = torch.zeros(denoiser.window)
     known = torch.zeros(denoiser.window)
+    width = min(tree_nodes, denoiser.draft_vocab.numel())  # no rank beyond the size of the tree can be in it
     for row in rows:
         batch = pack([row], [list(row.anchors)], window=denoiser.window, labels_of=labels_of)
         states = packed_window_states(denoiser, batch)[0]
-        log_q, columns = torch.log_softmax(denoiser.head(states).float(), -1).topk(tree_nodes, dim=-1)
+        log_q, columns = torch.log_softmax(denoiser.head(states).float(), -1).topk(width, dim=-1)
         labels = batch.labels[0]
         correct = columns[..., 0] == labels
         right += correct.sum(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import time
 from collections.abc import Sequence
@@ -257,7 +256,7 @@ class DenoiserTrainer:
         }
         temporary = self.output / f".{CHECKPOINT_NAME}.tmp"
         torch.save(state, temporary)
-        os.replace(temporary, self.output / CHECKPOINT_NAME)
+        temporary.replace(self.output / CHECKPOINT_NAME)
         self.denoiser.save_pretrained(self.output / "export" / "raw", self.master.named(self.master.weights))
         if self.master.average is not None:
             self.denoiser.save_pretrained(self.output / "export" / "ema", self.master.named(self.master.average))

@@ -27,6 +27,9 @@ RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})
 
 _AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType({
     Provenance.FIXED: ("walk", "TODO"),
+    Provenance.CHAIN: ("block", "TODO"),
+    Provenance.IID: ("multi_round", "TODO"),
+    Provenance.WITHOUT_REPLACEMENT: ("without_replacement", "TODO"),
 })
 
 
@@ -42,3 +45,22 @@ def get(name: str) -> Rule:
             remedy="use one of these names, or 'auto' to choose by draft and temperature",
         )
     return RULES[name]
+
+
+def choose(provenance: Provenance, *, greedy: bool, tree: bool = True) -> tuple[Rule, str]:
+    """The rule for ``rule="auto"``, and why.
+
+    The choice may depend on what is known before the draft only. Chosen by the tokens of a sampled draft, rules that
+    are exact one by one would no longer be exact together.
+
+    Args:
+        provenance: of the draft. greedy: whether the target runs at temperature 0.
+        tree: whether the shape asked for may branch.
+
+    Returns:
+        The rule and one sentence that says why it was chosen.
+    """
+    if greedy:
+        return RULES["match"], "temperature 0: the longest path of argmaxes is all that can be accepted"
+    name, reason = _AUTO[provenance]
+    return RULES[name], reason

@@ -19,7 +19,7 @@ class MaskedDenoiserConfig:
         family: name of the family that the weights come from (see `specdiff.models.diffusion.families`).
         vocab_size: V, rows of the embedding table and columns of the logits, padding included.
         mask_id: id of the [MASK] token; never an EOS id.
-        shift: whether row i - 1 of the network predicts token i (models adapted from autoregressive ones) or row i does.
+        shift: whether row i - 1 of the network predicts token i (models adapted from autoregressive ones), or row i.
         attention: see `Attention`.
         block_size: tokens of a block; blocks start at position 0. 1 exactly where attention is full.
         context: most tokens that one pass may see, None for any.

@@ -43,6 +43,7 @@ class Family:
         backbone: published configuration -> configuration of the transformers module, tying left open.
         tied_key: key of the published configuration that ties the output head to the embedding table.
         keys: names of the published weights.
+        other_keys: names that some checkpoints of the family have instead; read, never written.
     """
 
     name: str
@@ -55,6 +56,11 @@ class Family:
     backbone: Callable[[Raw], PretrainedConfig]
     tied_key: str = "tie_word_embeddings"
     keys: KeyMap = PLAIN
+    other_keys: KeyMap = PLAIN
+
+    def our_key(self, key: str) -> str:
+        """The name in our module of a weight of any checkpoint of the family."""
+        return self.other_keys.ours(self.keys.ours(key))
 
 
 _SHARED = (
@@ -66,8 +72,8 @@ _OPTIONAL = ("num_key_value_heads", "head_dim", "hidden_act", "max_position_embe
 def _qwen2(raw: Raw) -> PretrainedConfig:
     if raw.get("attention_bias") is False:
         raise UnsupportedModelError(
-            "config.json: expected attention_bias true or absent (query, key and value have biases in Qwen2), got false; this "
-            "checkpoint is no Qwen2 shape"
+            "config.json: expected attention_bias true or absent (query, key and value have biases in Qwen2), got "
+            "false; this checkpoint is no Qwen2 shape"
         )
     return Qwen2Config(**_sizes(raw, without=("head_dim",)), rope_parameters=_rope(raw))
 
@@ -146,7 +152,7 @@ _ALL = (
     ),
     Family(
         name="diffullama", model_types=frozenset({"llama"}), own_types=frozenset(), shift=True, attention="full",
-        block_size=1, mask_id=811, backbone=_llama, keys=DDM_WRAPPER,
+        block_size=1, mask_id=811, backbone=_llama, other_keys=DDM_WRAPPER,
     ),
     Family(
         name="sdar", model_types=frozenset({"sdar", "qwen3"}), own_types=frozenset({"sdar"}), shift=False,

@@ -82,7 +82,7 @@ DDM_WRAPPER = KeyMap(
     modules={"embed_tokens": "model.embed_tokens", "denoise_model.norm": "model.norm"},
     layers=("denoise_model.layers", "model.layers"),
 )
-"""DiffuLLaMA's training wrapper; the released weights have plain LLaMA names, which pass through unchanged."""
+"""DiffuLLaMA's training wrapper; the released weights have plain LLaMA names."""
 
 PLAIN = KeyMap()
 """Names as in transformers: Dream, DiffuCoder, SDAR."""

@@ -144,7 +144,7 @@ def load_backbone(
     for path in weight_files(directory):
         for published, tensor in tensors_of(path, device):
             if not published.endswith(_BUFFERS):
-                state[kind.keys.ours(published)] = tensor if dtype is None else tensor.to(dtype)
+                state[kind.our_key(published)] = tensor if dtype is None else tensor.to(dtype)
     tied = raw.get(kind.tied_key)
     config.tie_word_embeddings = bool(tied) if tied is not None else _HEAD not in state
     with torch.device("meta"):

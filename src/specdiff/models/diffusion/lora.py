@@ -46,7 +46,7 @@ def merge_lora(denoiser: DiffusionLM, directory: str | Path) -> DiffusionLM:
             remedy="install specdiff with its 'peft' extra",
         ) from error
     directory = Path(directory)
-    keys = FAMILIES[denoiser.config.family].keys
+    family = FAMILIES[denoiser.config.family]
     settings = read_json(directory / ADAPTER_CONFIG)
     if settings.get("peft_type") != "LORA":
         raise UnsupportedModelError(
@@ -56,7 +56,7 @@ def merge_lora(denoiser: DiffusionLM, directory: str | Path) -> DiffusionLM:
     if not (directory / ADAPTER_WEIGHTS).is_file():
         raise no_safetensors(directory, ADAPTER_WEIGHTS)
     tensors = {
-        _WRAPPED + keys.ours(name.removeprefix(_WRAPPED)): tensor.float()
+        _WRAPPED + family.our_key(name.removeprefix(_WRAPPED)): tensor.float()
         for name, tensor in tensors_of(directory / ADAPTER_WEIGHTS)
     }
     config = _lora_config(peft, settings, denoiser, directory)

@@ -1,0 +1,171 @@
+"""From names to a running pair: ``load()`` gives the embedded default, every part can be named."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from specdiff.decoder import Settings, SpeculativeDecoder
+from specdiff.drafters.autoregressive import AutoregressiveDrafter
+from specdiff.drafters.base import Drafter
+from specdiff.drafters.block_causal import BlockCausalSource
+from specdiff.drafters.cross_tokenizer import CrossTokenizerDrafter
+from specdiff.drafters.ensemble import EnsembleDrafter, Member
+from specdiff.drafters.marginal import MarginalDrafter
+from specdiff.drafters.masked import MaskedSource
+from specdiff.drafters.multistep import MultiStepDrafter
+from specdiff.drafters.ngram import NgramDrafter
+from specdiff.drafters.registry import describe
+from specdiff.drafters.vocabulary import check_same_vocabulary
+from specdiff.drafters.windowed import fit_context
+from specdiff.errors import InputError, PairingError
+from specdiff.hub.progress import ProgressCallback, ignore
+from specdiff.hub.safety import check_folder, read_json
+from specdiff.hub.store import ModelStore
+from specdiff.models.denoiser import BlockCausalDenoiser
+from specdiff.models.diffusion.families import is_diffusion
+from specdiff.models.diffusion.model import DiffusionLM
+from specdiff.models.load_target import dtype_of, load_target
+from specdiff.models.target import CausalTarget
+
+DEFAULT_TARGET = "smollm2-135m"
+DEFAULT_DENOISER = "smollm2-135m-denoiser"
+
+
+def load(
+    target: str = DEFAULT_TARGET,
+    drafter: str = "default",
+    *,
+    dtype: str | torch.dtype = "auto",
+    drafter_dtype: str | torch.dtype = "auto",
+    device: str | None = None,
+    device_map: str | None = None,
+    tf32: bool = False,
+    trust_remote_code: bool = False,
+    steps: int = 1,
+    order: str = "left_to_right",
+    settings: Settings | None = None,
+    pull: bool = True,
+    progress: ProgressCallback = ignore,
+) -> SpeculativeDecoder:
+    """Load a target and a drafter.
+
+    Args:
+        target: catalog name (``specdiff models list``), a local folder, or a Hugging Face id.
+        drafter: ``"default"`` (the denoiser that ships with the default target), ``"none"``, ``"ngram"``, a folder or id
+            of weights (a block-causal denoiser, a masked diffusion LM, or any causal LM), or several joined by ``+``.
+        dtype: of the target: ``"auto"``, ``"bf16"``, ``"fp16"``, ``"fp32"`` or a torch dtype. drafter_dtype: the same
+            for the drafter; ``"auto"`` = the target's.
+        device: ``"cpu"``, ``"cuda"``, ...; None = the best there is. device_map: accelerate's, e.g. ``"auto"``.
+        tf32: allow TF32 products on CUDA. trust_remote_code: run code that comes with the target's checkpoint.
+        steps, order: denoising steps of a masked diffusion LM and the order of unmasking.
+        settings: see `Settings`. pull: fetch a catalog target that is not stored yet. progress: told how that goes.
+
+    Raises:
+        InputError: a name, option or pairing is wrong. CheckpointError, UnsupportedModelError: a model cannot be used.
+        DownloadError: fetching failed.
+    """
+    store = ModelStore()
+    where = store.resolve(target, pull=pull, allow_remote_code=trust_remote_code, progress=progress)
+    loaded, tokenizer = load_target(
+        where.source, dtype=dtype, device=device, device_map=device_map, tf32=tf32, trust_remote_code=trust_remote_code
+    )
+    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order)
+    return SpeculativeDecoder(loaded, loader.load(drafter), tokenizer, settings)
+
+
+def default_denoiser() -> Path:
+    """Folder of the denoiser that ships with the package."""
+    return Path(str(resources.files("specdiff"))) / "assets" / DEFAULT_DENOISER
+
+
+class _DrafterLoader:
+    """Loads drafters for one target."""
+
+    def __init__(
+        self, store: ModelStore, target: CausalTarget, tokenizer: PreTrainedTokenizerBase,
+        dtype: str | torch.dtype, steps: int, order: str,
+    ) -> None:
+        self._store, self._target, self._tokenizer = store, target, tokenizer
+        self._dtype = target.model.dtype if dtype == "auto" else dtype_of(dtype)
+        self._device = target.model.get_input_embeddings().weight.device
+        self._steps, self._order = steps, order
+
+    def load(self, name: str) -> Drafter | None:
+        """The drafter called ``name``; None for ``"none"``."""
+        if "+" in name and not Path(name).exists():
+            members = [self._one(part) for part in name.split("+")]
+            return EnsembleDrafter([Member(m) for m in members], name=name)
+        return None if name == "none" else self._one(name)
+
+    def _one(self, name: str) -> Drafter:
+        if name == "ngram":
+            return NgramDrafter(vocab_size=self._target.vocab_size)
+        if name == "default":
+            folder = default_denoiser()
+        else:
+            location = self._store.resolve(name)
+            if location.folder is None:
+                return self._autoregressive(location.source, name)
+            folder = location.folder
+        if not folder.is_dir():
+            raise InputError.of("drafter", expected=f"one of the kinds below, or a folder\n{describe()}\n", got=name,
+                                remedy="check the name")
+        check_folder(folder)
+        config = read_json(folder / "config.json")
+        if "base_model_type" in config:
+            return self._denoiser(folder, is_default=name == "default")
+        if is_diffusion(config):
+            return self._diffusion(folder, name)
+        return self._autoregressive(str(folder), name)
+
+    def _denoiser(self, folder: Path, *, is_default: bool) -> Drafter:
+        model = self._target.model
+        embedding = model.get_input_embeddings().weight.detach().to(self._dtype)
+        head = model.get_output_embeddings().weight.detach().to(self._dtype)
+        try:
+            denoiser = BlockCausalDenoiser.from_pretrained(folder, embedding, head)
+        except PairingError as error:
+            if is_default:
+                raise PairingError.of(
+                    "drafter", expected=f"the target {DEFAULT_TARGET!r} beside drafter 'default'", got=self._target.name,
+                    remedy="use drafter='ngram', or a drafter trained for this target",
+                ) from error
+            raise
+        drafter = MarginalDrafter(BlockCausalSource(denoiser))
+        context = json.loads((folder / "config.json").read_text())["base_config"].get("max_position_embeddings")
+        return fit_context(drafter, context, target_context=self._target.context)
+
+    def _diffusion(self, folder: Path, name: str) -> Drafter:
+        lm = DiffusionLM.from_pretrained(folder, dtype=self._dtype, device=self._device)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        source = MaskedSource(lm, vocab_size=self._common(tokenizer, lm.config.vocab_size), name=name)
+        if self._steps > 1:
+            return MultiStepDrafter(source, steps=self._steps, order=self._order)
+        return MarginalDrafter(source)
+
+    def _autoregressive(self, source: str, name: str) -> Drafter:
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=self._dtype, use_safetensors=True, attn_implementation="sdpa"
+        ).to(self._device)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        drafter: Drafter = AutoregressiveDrafter(model.eval(), vocab_size=self._target.vocab_size, name=name)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        drafter = fit_context(drafter, context, target_context=self._target.context)
+        try:
+            self._common(tokenizer, model.get_output_embeddings().weight.shape[0])
+        except PairingError:
+            return CrossTokenizerDrafter(
+                drafter, target_tokenizer=self._tokenizer, drafter_tokenizer=tokenizer,
+                vocab_size=self._target.vocab_size, name=name,
+            )
+        return drafter
+
+    def _common(self, tokenizer: PreTrainedTokenizerBase, size: int) -> int:
+        return check_same_vocabulary(
+            self._tokenizer, tokenizer, target_size=self._target.vocab_size, drafter_size=size
+        )
