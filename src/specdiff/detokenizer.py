@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 REPLACEMENT = "\ufffd"
 """What a detokeniser puts where bytes do not (yet) form a character."""
 
+_NO_ANCHOR = frozenset("'" + REPLACEMENT)
+
 WINDOW_LIMIT = 32
 """Ids; a longer window is moved."""
 
@@ -59,7 +61,7 @@ class TextWindow:
                 text = self._decode(self._ids[-size:])
                 stable = len(text) - unstable
                 # A window must be seen to agree: it ends as the whole does, and starts with something that is text.
-                if stable > self._keep and self.text.endswith(text) and _is_visible(text[:stable]):
+                if stable > self._keep and self.text.endswith(text) and _has_anchor(text[:stable]):
                     self.start += len(self.text) - len(text)
                     self.text = text
                     self._ids = self._ids[-size:]
@@ -69,5 +71,9 @@ class TextWindow:
         self._limit = 2 * len(self._ids)
 
 
-def _is_visible(text: str) -> bool:
-    return any(c != REPLACEMENT and not c.isspace() for c in text)
+def _has_anchor(text: str) -> bool:
+    """Whether some character cuts the text in two independent parts.
+
+    Not one that may be half a character, nor a space or apostrophe: clean-up takes these in pairs, counted from the left.
+    """
+    return any(c not in _NO_ANCHOR and not c.isspace() for c in text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -125,7 +125,8 @@ class RandomStream(Uniforms):
 
     def _endless(self) -> Iterator[float]:
         while True:
-            yield from torch.rand(self._BLOCK, dtype=torch.float64, generator=self._generator).tolist()
+            block = torch.rand(self._BLOCK, dtype=torch.float64, generator=self._generator)
+            yield from cast("list[float]", block.tolist())  # pyright: ignore[reportUnknownMemberType]
 
     def many(self, count: int) -> Tensor:
         """The next ``count`` uniforms as a float64 tensor [count]."""

@@ -54,6 +54,7 @@ class TextStream:
         self._longest_stop = max(map(len, self._stops), default=0)
         self._window = TextWindow(lambda ids: tokenizer.decode(ids, **options), keep=self._longest_stop)
         self._byte_ids = byte_fallback_ids(tokenizer)
+        self._in_bytes = False  # whether the text ends in byte tokens
         self._emitted = 0  # characters handed out
         self._stable = 0  # characters that no further token can change
         self.stopped: str | None = None
@@ -73,12 +74,14 @@ class TextStream:
     def _push(self, token: int) -> str:
         if self.stopped is not None:
             return ""
-        window = self._window
+        window, before = self._window, self._window.text
         window.push(token)
         if self._stops and (stop := find_stop(window.text, self._stops)) is not None:
             at, self.stopped = stop
             return self._emit(window.start + at + (len(self.stopped) if self._include_stop else 0))
-        if token not in self._byte_ids:  # one bad byte would turn a whole run of byte tokens into U+FFFD
+        # One bad byte turns a whole run of byte tokens into U+FFFD; tokens without text do not end the run.
+        self._in_bytes = token in self._byte_ids or (self._in_bytes and window.text == before)
+        if not self._in_bytes:
             self._stable = max(self._stable, self._end - unstable_length(window.text, cleans=self._cleans))
         piece = self._emit(self._stable - self._possible_stop(window.text[: self._stable - window.start]))
         window.shrink(self._end - self._stable)
@@ -110,7 +113,9 @@ def unstable_length(text: str, *, cleans: bool) -> int:
         return unfinished
     reach = text[-_CLEAN_UP_REACH:]
     spaces = [i for i, c in enumerate(reach) if c == " " and reach[i:].replace(" ", "") in _CLEANED]
-    return len(reach) - spaces[0] if spaces else 0
+    if spaces:
+        return len(reach) - spaces[0]
+    return int(text.endswith("'"))  # " ' " became "'", which "," would undo: " ' ," becomes " ',"
 
 
 def byte_fallback_ids(tokenizer: object) -> frozenset[int]:

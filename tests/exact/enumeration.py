@@ -100,7 +100,7 @@ class Table:
         return Rows([self.rows[prefix] for prefix in prefixes], self.greedy)
 
     def joint(self, committed: dict[tuple[int, ...], float] | None = None) -> Tensor:
-        """Joint law [V] * length: each committed prefix, extended by plain sampling; by default plain sampling alone."""
+        """Joint law [V] * length: each committed prefix, extended by plain sampling; by default plain sampling only."""
         masses: dict[tuple[int, ...], float] = dict(committed or {(): 1.0})
         for size in range(self.length):
             for prefix in [p for p in masses if len(p) == size]:

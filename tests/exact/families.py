@@ -82,7 +82,8 @@ def extreme_ratios(rng: plain_random.Random, vocab: int) -> tuple[list[float], l
     p, q = ([0.0] * vocab for _ in range(2))
     p[low], q[low] = 3e-4, 0.3
     p[high], q[high] = 0.3, 3e-4
-    for token, share in zip((t for t in range(vocab) if t not in (low, high)), normal(rest) if rest else [], strict=True):
+    others = [t for t in range(vocab) if t not in (low, high)]
+    for token, share in zip(others, normal(rest) if rest else [], strict=True):
         p[token] = q[token] = 0.6997 * share
     return normal(p), normal(q)
 
@@ -128,7 +129,7 @@ def equal_tables(vocab: int, gamma: int, seed: int = 0) -> tuple[Table, dict[tup
 def autoregressive(
     q: dict[tuple[int, ...], Tensor], gamma: int, draws: int, provenance: Provenance, *, stop: int | None = None
 ) -> Callable[[Random], Draft]:
-    """A sampler of ``draws`` chains whose rows depend on the tokens drawn before; ``stop`` ends a chain (ragged tries)."""
+    """A sampler of chains whose rows depend on the tokens drawn before; ``stop`` ends a chain (ragged tries)."""
 
     def sample(random: Random) -> Draft:
         chains: list[list[int]] = []

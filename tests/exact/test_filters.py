@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from specdiff.types import TokenTree
 from specdiff.verify.base import TargetLaw
 
 from .enumeration import Table, drafts_of
-from .families import flat, marginals, sharp, tables
+from .families import Pair, flat, marginals, sharp, tables
 from .test_rules_exact import assert_exact, rules_for
 
 VOCAB, GAMMA = 4, 2
@@ -33,7 +35,7 @@ def builder(options: SamplingOptions) -> LawBuilder:
     return LawBuilder(options, prompt_length=1, eos_ids=[], vocab_size=VOCAB)
 
 
-def view(options: SamplingOptions):  # noqa: ANN201 - a closure over LawBuilder.law
+def view(options: SamplingOptions) -> Callable[[Tensor, TokenTree], TargetLaw]:
     """Rows of a table as log-probabilities through ``LawBuilder``."""
     def law(rows: Tensor, tree: TokenTree) -> TargetLaw:
         return builder(options).law(rows.log(), PREFIX, tree)
@@ -44,14 +46,15 @@ def view(options: SamplingOptions):  # noqa: ANN201 - a closure over LawBuilder.
 @pytest.mark.parametrize("pair", [flat, sharp], ids=lambda pair: pair.__name__)
 @pytest.mark.parametrize("side", ["target", "draft", "both"])
 @pytest.mark.parametrize("name", FILTERS)
-def test_filters_keep_every_rule_exact(name: str, side: str, pair) -> None:  # noqa: ANN001 - families.Pair
+def test_filters_keep_every_rule_exact(name: str, side: str, pair: Pair) -> None:
     """Chain, draws and siblings; rules that use q and rules that do not."""
     plain, q = tables(pair, VOCAB, GAMMA)
     target_options = FILTERS[name] if side != "draft" else PLAIN
     target = Table(plain.rows, plain.length, greedy=target_options.greedy, view=view(target_options))
     rows = marginals(q, GAMMA)
     if side != "target":
-        rows = torch.stack([builder(FILTERS[name]).law(row.log()[None], PREFIX, NO_TREE).row(0).double() for row in rows])
+        filtered = builder(FILTERS[name])
+        rows = torch.stack([filtered.law(row.log()[None], PREFIX, NO_TREE).row(0).double() for row in rows])
     assert (target.joint() == 0).any() or side == "draft" or name == "min-p", "the filter drops something"
     for sampler in (
         lambda random: sample_chain(rows, random),

@@ -180,3 +180,19 @@ def test_a_draft_vocabulary_may_be_a_subset(family: str) -> None:
         drafts = drafts_of(sampler)
         assert set(drafts[0][1].tree.tokens.tolist()) <= {1, 3}
         assert_exact(target, drafts, rules_for(drafts))
+
+
+@pytest.mark.parametrize("family", ["flat", "extreme_ratios"])
+def test_float32_rows_cost_rounding_only(family: str) -> None:
+    """The rows a model gives sum to 1 up to 1e-7 only; nothing in the rules amplifies that."""
+    double, q = tables(PAIRS[family], 3, 2)
+    target = Table({prefix: row.float() for prefix, row in double.rows.items()}, double.length)
+    rows = marginals(q, 2).float()
+    for sampler in (
+        lambda random: sample_chain(rows, random),
+        lambda random: sample_paths(rows, 2, random),
+        lambda random: siblings_without_replacement(rows, (2, 1), random),
+    ):
+        drafts = drafts_of(sampler)
+        for rule in rules_for(drafts):
+            assert distance(run(rule, drafts, target), target)[0] < 1e-6, rule.name

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdiff.randomness import Cdf, Uniforms, inverse_cdf
 from specdiff.trees.best_first import best_first
 
-SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=120, deadline=None, derandomize=True)
 WEIGHTS = st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e3)), min_size=1, max_size=12).filter(any)
 
 

@@ -7,7 +7,6 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdiff.models.diffusion import DiffusionLM, MaskedDenoiserConfig
-from support.tiny_diffusion import CONFIGS, EOS, MASK
 
 _VOCAB, _PERIOD, _REPEATS, _BATCH = 24, 8, 4, 8
 COPY_MASK = 23
@@ -25,12 +24,14 @@ def copying(*, shift: bool, steps: int = 140) -> DiffusionLM:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        backbone = LlamaForCausalLM(LlamaConfig(
-            vocab_size=_VOCAB, hidden_size=48, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=64, eos_token_id=EOS, tie_word_embeddings=False,
-        ))  # fmt: skip
+        sizes = {
+            "vocab_size": _VOCAB, "hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+        }  # fmt: skip
+        backbone = LlamaForCausalLM(LlamaConfig(**sizes))
         config = MaskedDenoiserConfig(family="diffullama", vocab_size=_VOCAB, mask_id=COPY_MASK, shift=shift)
-        model = DiffusionLM(config, backbone, {**CONFIGS["diffullama"], "mask_token_id": MASK})
+        model = DiffusionLM(config, backbone, {"model_type": "llama", **sizes})
         optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
         for step in range(steps):
             for group in optimizer.param_groups:

@@ -37,6 +37,7 @@ def tiny_target(seed: int = 0, model_type: str = "llama", dtype: torch.dtype = t
         bos_token_id=None,
         eos_token_id=2,
         tie_word_embeddings=True,
+        initializer_range=0.2,
     )
     return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 

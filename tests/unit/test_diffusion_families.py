@@ -239,6 +239,10 @@ class TestFiles:
             load(checkpoint(tmp_path, "dream", hidden_size=None), "dream")
         with pytest.raises(CheckpointError, match="sizes"):
             load(checkpoint(tmp_path, "dream", num_hidden_layers="two"), "dream")
+        with pytest.raises(CheckpointError, match="sizes"):
+            load(checkpoint(tmp_path, "llada", n_heads=0), "llada")
+        with pytest.raises(CheckpointError, match="sizes"):
+            load(checkpoint(tmp_path, "dream", intermediate_size=-1), "dream")
 
     def test_dtype(self, tmp_path: Path) -> None:
         model = load(checkpoint(tmp_path, "sdar"), "sdar", dtype=torch.bfloat16)
@@ -263,6 +267,7 @@ def adapter(model: DiffusionLM, folder: Path, modules: list[str], *, published: 
     return logits(DiffusionLM(model.config, wrapped.base_model.model, model.raw))
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # the test's own unmerged model
 class TestLora:
     @pytest.mark.parametrize("tied", [False, True])
     @pytest.mark.parametrize(
@@ -304,7 +309,8 @@ class TestLora:
          ("truncated", CheckpointError, "not a sound safetensors file"), ("not lora", UnsupportedModelError, "LOHA"),
          ("tensor left out", CheckpointError, "missing .'base_model"), ("tensor added", CheckpointError, "unknown"),
          ("shape", CheckpointError, "does not fit"), ("nan", CheckpointError, "does not fit"),
-         ("modules", CheckpointError, "does not fit"), ("rank", CheckpointError, "no LoRA settings")],
+         ("modules", CheckpointError, "does not fit"), ("rank", CheckpointError, "does not fit"),
+         ("settings", CheckpointError, "no LoRA settings")],
     )
     def test_adapters_that_do_not_fit(
         self, tmp_path: Path, fault: str, error: type[Exception], match: str
@@ -339,6 +345,8 @@ class TestLora:
                 settings["target_modules"] = ["no_such_module"]
             case "rank":
                 settings["r"] = 0
+            case "settings":
+                settings |= {"target_modules": ".*q_proj", "layers_to_transform": [0]}
         if config.exists():
             config.write_text(json.dumps(settings))
         if fault.startswith("tensor") or fault in ("shape", "nan"):

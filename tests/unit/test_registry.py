@@ -6,11 +6,12 @@ import pytest
 
 from specdiff.errors import InputError, PairingError
 from specdiff.types import Provenance
-from specdiff.verify.base import check
+from specdiff.verify.base import Rule, check
 from specdiff.verify.registry import RULES, choose, get
 
 NAMES = {
-    "match", "ratio", "block", "point_mass", "self_selection", "walk", "multi_round", "without_replacement", "traversal",
+    "match", "ratio", "block", "point_mass", "self_selection", "walk",
+    "multi_round", "without_replacement", "traversal",
 }
 
 
@@ -60,7 +61,7 @@ def test_match_is_refused_above_temperature_zero() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-def test_a_refusal_says_what_fits(rule) -> None:  # noqa: ANN001 - Rule
+def test_a_refusal_says_what_fits(rule: Rule) -> None:
     for provenance in set(Provenance) - rule.exact_for:
         with pytest.raises(PairingError, match="use rule='auto'") as caught:
             check(rule, provenance, greedy=True)

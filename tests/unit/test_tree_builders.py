@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from specdiff.errors import InputError
 from specdiff.randomness import RandomStream, Uniforms
 from specdiff.trees.best_first import best_first
 from specdiff.trees.sampled import merge, sample_chain, sample_paths, siblings_without_replacement
-from specdiff.types import Provenance
+from specdiff.types import Draft, Provenance
 
 
 def stream(seed: int = 0) -> RandomStream:
@@ -81,7 +82,7 @@ def test_a_window_shorter_than_the_widths_cuts_the_tree() -> None:
     lambda probs, vocab: siblings_without_replacement(probs, (3, 2), stream(), vocab),
     lambda probs, vocab: best_first(probs.log(), 6, vocab),
 ])
-def test_columns_become_target_ids(build) -> None:  # noqa: ANN001
+def test_columns_become_target_ids(build: Callable[..., Draft]) -> None:
     vocab = torch.tensor([3, 50, 70, 71])
     plain, mapped = build(rows(2, 4), None), build(rows(2, 4), vocab)
     assert mapped.tree.tokens.tolist() == vocab[plain.tree.tokens].tolist()
@@ -94,7 +95,7 @@ def test_columns_become_target_ids(build) -> None:  # noqa: ANN001
     lambda probs: siblings_without_replacement(probs, (3, 2), stream()),
     lambda probs: best_first(probs, 6),
 ])
-def test_an_empty_window_gives_the_empty_tree(build) -> None:  # noqa: ANN001
+def test_an_empty_window_gives_the_empty_tree(build: Callable[..., Draft]) -> None:
     assert len(build(torch.empty(0, 4)).tree) == 0
 
 
@@ -130,6 +131,6 @@ def test_best_first_is_fast() -> None:
     (lambda: siblings_without_replacement(rows(1, 3), (2, 0), stream()), "widths"),
     (lambda: best_first(rows(1, 3), 0), "nodes"),
 ])
-def test_wrong_sizes_are_refused(call, name: str) -> None:  # noqa: ANN001
+def test_wrong_sizes_are_refused(call: Callable[[], Draft], name: str) -> None:
     with pytest.raises(InputError, match=f"^{name}: expected"):
         call()

@@ -41,7 +41,9 @@ def list_models(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"store": str(store.root), "models": [status.to_json() for status in statuses]})
         return
-    table = Table("name", "model", "copy", "licence", "state", "size", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("name", "model", "copy", "licence", "state", "size"):
+        table.add_column(heading, no_wrap=heading in ("name", "state"), overflow="fold")
     for status in statuses:
         table.add_row(
             status.name,

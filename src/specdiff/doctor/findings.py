@@ -32,7 +32,7 @@ def find(
     """Judge the facts of a `Report`; what is broken comes first, then what is slow, then notes."""
     found = [*_installation(versions, extras), *_store(store), *_memory(memory_available), *_contention(threads)]
     if devices == ("cpu",):
-        found += _cpu_speed(matmuls, cpu_flags)
+        found += _cpu_speed(matmuls, cpu_flags, _is_busy(threads))
     return tuple(sorted(found, key=lambda finding: _LEVELS.index(finding.level)))
 
 
@@ -88,43 +88,48 @@ def _contention(threads: Threads) -> Iterator[Finding]:
             f"{threads.torch} threads: operations wait for threads that do not get to run, milliseconds at a time. Set "
             "OMP_NUM_THREADS=1 until it is idle; measure speed only then.",
         )
-    elif threads.load is not None and threads.load > threads.usable:
+    elif _is_busy(threads):
         yield Finding(
             level="slow",
-            text=f"The machine is busy (load {threads.load:.1f} on {threads.usable:g} processors): expect a fraction of "
-            "its speed, and compare speeds only within one run.",
+            text=f"The machine is busy (load {threads.load:.1f} on {threads.usable:g} processors): expect a fraction "
+            "of its speed, and compare speeds only within one run.",
         )
 
 
-def _cpu_speed(matmuls: tuple[Matmul, ...], flags: tuple[str, ...]) -> Iterator[Finding]:
+def _is_busy(threads: Threads) -> bool:
+    return threads.load is not None and threads.load > threads.usable
+
+
+def _cpu_speed(matmuls: tuple[Matmul, ...], flags: tuple[str, ...], busy: bool) -> Iterator[Finding]:
     yield Finding(
         level="slow", text="No accelerator: models run on the CPU. Models up to about 2 B parameters are usable."
     )
+    if busy:
+        yield Finding(level="note", text="Times measured on a busy machine say little; run this again when it is idle.")
+        return
     by_dtype = {matmul.dtype: matmul for matmul in matmuls}
     fp32, bf16 = by_dtype["float32"], by_dtype["bfloat16"]
     if bf16.many_rows > fp32.many_rows:
-        why = (
-            "has neither AMX nor AVX512-BF16"
-            if not {"amx_bf16", "avx512_bf16", "bf16"} & set(flags)
-            else "is slow at it"
-        )
+        supported = bool({"amx_bf16", "avx512_bf16", "bf16"} & set(flags))
+        why = "" if supported else "; this CPU has neither AMX nor AVX512-BF16"
         yield Finding(
             level="slow",
-            text=f"16 rows take {bf16.many_rows / fp32.many_rows:.1f} times as long in bf16 as in fp32, this CPU {why}: "
-            "use --dtype fp32 if memory allows.",
+            text=f"16 rows take {bf16.many_rows / fp32.many_rows:.1f} times as long in bf16 as in fp32{why}. Use "
+            "--dtype fp32 if memory allows.",
         )
     elif bf16.one_row > fp32.one_row:
         yield Finding(
             level="note",
-            text="bf16 wins for the target's passes over a draft, fp32 for single rows: plain decoding, the baseline to "
-            "beat, may be faster in fp32. Compare against the faster one.",
+            text="bf16 wins for the target's passes over a draft, fp32 for single rows: plain decoding, the baseline "
+            "to beat, may be faster in fp32. Compare against the faster one.",
         )
     best = min(matmuls, key=lambda matmul: matmul.many_rows)
     cost = f"In {best.dtype}, 16 rows cost {best.ratio:.1f} times one row"
     if best.ratio > _CHEAP_RATIO:
         yield Finding(
             level="slow",
-            text=f"{cost}: a target pass over a draft is expensive here. Use short drafts (--gamma 3 to 5), not wide trees.",
+            text=f"{cost}: a target pass over a draft is expensive here. Use short drafts (--gamma 3 to 5), no wide "
+            "trees.",
         )
     else:
-        yield Finding(level="note", text=f"{cost}: checking a draft is nearly as cheap as one token. Drafting can pay.")
+        yield Finding(level="note", text=f"{cost}: checking a draft costs little more than a token. Drafting can pay.")

@@ -50,11 +50,11 @@ def measure_bandwidth() -> float:
 
 
 def best_of(run: Callable[[], object], budget: float) -> float:
-    """Least seconds of one call, over at least 3 calls and about ``budget`` seconds, after a warm-up call."""
+    """Least seconds of one call, over at least 10 calls and about ``budget`` seconds, after a warm-up call."""
     run()
     times: list[float] = []
     end = time.perf_counter() + budget
-    while len(times) < 3 or time.perf_counter() < end:
+    while len(times) < 10 or time.perf_counter() < end:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

@@ -15,13 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from specdiff.drafters.base import Drafter, DraftRequest, Observation
 from specdiff.drafters.paths import descend, leaf_paths
-from specdiff.drafters.retokenize import HALF, TextCodec, control_tokens
+from specdiff.drafters.retokenize import LONGEST_HALF, TextCodec, control_tokens
 from specdiff.errors import PairingError
 from specdiff.trees.sampled import merge
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings, TokenTree
-
-
-_LONGEST_HALF = 8  # tokens; more that give no character are no half one, but bytes that form none
 
 
 class CrossTokenizerDrafter:
@@ -161,16 +158,14 @@ class CrossTokenizerSession:
     def _encoded(self, line: _Line, prefix: tuple[int, ...]) -> tuple[int, list[int]]:
         """How many of the prefix's tokens are whole text, and the drafter's ids of that text."""
         target, drafter = self._drafter.target, self._drafter.drafter
-        for end in range(len(prefix), max(line.read, len(prefix) - _LONGEST_HALF), -1):
-            added = target.added_text(prefix[: line.read], prefix[line.read : end])
-            if added is None:
-                break
-            if not added.endswith(HALF):
-                ids = drafter.appended(line.ids, added) if line.read else None
-                return end, ids if ids is not None else [*drafter.start, *drafter.ids(target.text(prefix[:end]))]
-        if len(prefix) - line.read < _LONGEST_HALF:
-            return line.read, line.ids
-        return len(prefix), [*drafter.start, *drafter.ids(target.text(prefix))]
+        used, added = target.whole_text(prefix[: line.read], prefix[line.read :])
+        end = line.read + used
+        if used == 0:
+            if len(prefix) - line.read < LONGEST_HALF:
+                return line.read, line.ids
+            end = len(prefix)
+        ids = drafter.appended(line.ids, added) if line.read and used else None
+        return end, ids if ids is not None else [*drafter.start, *drafter.ids(target.text(prefix[:end]))]
 
     def _translated(self, request: DraftRequest, prefix: tuple[int, ...], draft: Draft | None) -> Draft:
         """The draft in the target's tokens, one tree of all its paths."""
@@ -187,10 +182,10 @@ class CrossTokenizerSession:
     def _target_tokens(self, line: _Line, prefix: tuple[int, ...], path: list[int]) -> list[int]:
         ends = self._drafter.ends
         cut = next((i for i, token in enumerate(path) if token in ends), len(path))
-        added = self._drafter.drafter.added_text(line.ids, path[:cut])
+        _, added = self._drafter.drafter.whole_text(line.ids, path[:cut])
         if not added:
             return []
-        new = self._drafter.target.following(prefix[: line.read], added.rstrip(HALF))
+        new = self._drafter.target.following(prefix[: line.read], added)
         half = list(prefix[line.read :])  # the draft starts with the character whose first bytes are committed
         return new[len(half) :] if new[: len(half)] == half else []
 

@@ -25,15 +25,15 @@ class MaskedSource:
 
     Args:
         denoiser: a masked diffusion LM that shares its token ids with the target.
-        vocab_size: the target's V; columns from there on (padding of the table) are left out. None = the denoiser's.
+        vocab_size: columns from there on are left out: the target's V, or less where further ids are padding. None =
+            the denoiser's.
         window: largest gamma.
         refresh: rounds between two computations of the prefix's keys and values; see `MaskedDenoiser.open`.
         never: further ids that are never proposed (padding tokens, say); the mask always is among them.
         name: used in records.
 
     Attributes:
-        denoiser: as given. refresh: as given.
-        vocab: [W] target ids of the columns; None where the columns are all V ids.
+        denoiser, refresh: as given. vocab: [W] target ids of the columns.
 
     Raises:
         InputError: an option is out of range, or no id is left to propose.
@@ -50,11 +50,11 @@ class MaskedSource:
         name: str | None = None,
     ) -> None:
         config = denoiser.config
-        target_size = config.vocab_size if vocab_size is None else vocab_size
-        for option, value in (("vocab_size", target_size), ("window", window)):
+        limit = config.vocab_size if vocab_size is None else vocab_size
+        for option, value in (("vocab_size", limit), ("window", window)):
             if value < 1:
                 raise InputError.of(option, expected="an integer >= 1", got=value, remedy="leave it out")
-        size = min(target_size, config.vocab_size)
+        size = min(limit, config.vocab_size)
         taken = {config.mask_id, *never}
         if min(taken) < 0:
             raise InputError.of("never", expected="ids >= 0", got=tuple(never), remedy="give token ids")
@@ -67,7 +67,7 @@ class MaskedSource:
         self.vocab_size: int = size
         self.max_gamma: int | None = window if config.max_window is None else min(window, config.max_window)
         self.feature_layers: tuple[int, ...] = ()
-        self.vocab: Tensor | None = None if len(columns) == target_size else columns
+        self.vocab: Tensor | None = columns
         self._columns = columns
 
     def open(self, rows: int) -> MaskedSession:
@@ -106,10 +106,6 @@ class MaskedSession:
         """Forward passes so far."""
         return self._windows.passes
 
-    @passes.setter
-    def passes(self, value: int) -> None:
-        self._windows.passes = value
-
     def logits(self, requests: Sequence[DraftRequest]) -> list[Tensor]:
         """ONE pass over fully masked windows: logits [gamma, W] of each request."""
         mask_id = self._source.denoiser.config.mask_id
@@ -123,3 +119,7 @@ class MaskedSession:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Nothing to learn: prefixes come with the requests."""
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget a row beyond its first ``length`` tokens."""
+        self._windows.rewind(row, length)

@@ -144,10 +144,6 @@ class _Session:
     def passes(self) -> int:
         return self._inner.passes
 
-    @passes.setter
-    def passes(self, value: int) -> None:
-        self._inner.passes = value
-
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         provenances = [self._drafter.provenance(r.budget) for r in requests]
         canvases = [self._blank(r) for r in requests]
@@ -159,6 +155,9 @@ class _Session:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         self._inner.observe(observations)
+
+    def rewind(self, row: int, length: int) -> None:
+        self._inner.rewind(row, length)
 
     def _blank(self, request: DraftRequest) -> _Canvas:
         gamma = request.budget.gamma

@@ -13,7 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 _WINDOW = 16  # tokens
 _TRIES = 8  # window sizes to look for a place where the text can be cut
+_JOIN_NOTHING = ("\n", ".")
 HALF = "\ufffd"
+LONGEST_HALF = 8
+"""Tokens. More that give no character are not half of one, but bytes that form none."""
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
@@ -46,11 +49,24 @@ class TextCodec:
         """Ids of a text, without `start`."""
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def added_text(self, before: Sequence[int], new: Sequence[int]) -> str | None:
-        """What ``new`` adds to the text of ``before``; None where it changes that text."""
-        window = list(before[-_WINDOW:])
-        head, both = self.text(window), self.text([*window, *new])
-        return both[len(head) :] if both.startswith(head) else None
+    def whole_text(self, before: Sequence[int], new: Sequence[int]) -> tuple[int, str]:
+        """The text that the start of ``new`` adds behind ``before``, half a character at its end left out.
+
+        Args:
+            before: ids that end with a whole character.
+            new: ids that follow.
+
+        Returns:
+            How many of ``new`` were used, and their text; (0, "") where even the first few give no whole character.
+        """
+        window = self._window(before)
+        head = self.text(window)
+        for end in range(len(new), max(len(new) - LONGEST_HALF, 0), -1):
+            both = self.text([*window, *new[:end]])
+            # some decoders turn a whole run of bytes into U+FFFD where its end is half a character
+            if both.startswith(head) and not both.endswith(HALF):
+                return end, both[len(head) :]
+        return 0, ""
 
     def appended(self, ids: Sequence[int], added: str) -> list[int] | None:
         """Ids of the text of ``ids`` followed by ``added``, the last few of ``ids`` being free to change.
@@ -68,10 +84,19 @@ class TextCodec:
     def following(self, before: Sequence[int], added: str) -> list[int]:
         """Ids that put ``added`` behind ``before``, which does not change; empty where that cannot be done.
 
-        Where the tokenizer would join the end of ``before`` with the start of ``added``, ``added`` is encoded alone.
+        Where the tokenizer would join the end of ``before`` with the start of ``added``, ``added`` is encoded alone, or
+        behind a character that joins nothing, since some tokenizers put a space before every text.
         """
-        window = list(before[-_WINDOW:])
+        window = self._window(before)
         head = self.text(window)
-        alone, joint = self.ids(head), self.ids(head + added)
-        new = joint[len(alone) :] if joint[: len(alone)] == alone else self.ids(added)
-        return new if self.text([*window, *new]) == head + added else []
+        for behind in (head, "", *_JOIN_NOTHING):
+            alone, joint = self.ids(behind), self.ids(behind + added)
+            new = joint[len(alone) :]
+            if joint[: len(alone)] == alone and self.text([*window, *new]) == head + added:
+                return new
+        return []
+
+    def _window(self, ids: Sequence[int]) -> list[int]:
+        """The last few ids, from the start of a character on where there is one near."""
+        windows = (list(ids[-size:]) for size in range(_WINDOW, _WINDOW + _TRIES))
+        return next((w for w in windows if not self.text(w).startswith(HALF)), list(ids[-_WINDOW:]))

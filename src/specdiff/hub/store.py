@@ -262,11 +262,11 @@ class ModelStore:
         name = str(name_or_path)
         if name in self._catalog:
             return self._resolve_stored(self._catalog[name], pull=pull, progress=progress)
-        folder = Path(name).expanduser()
-        if folder.is_dir():
+        folder, is_folder, exists = _look(name)
+        if is_folder:
             check_folder(folder, allow_remote_code=allow_remote_code)
             return Location(source=str(folder), folder=folder, name=name)
-        if folder.exists():
+        if exists:
             raise InputError.of("model", expected="a folder", got=name, remedy="pass the folder that holds this file")
         if isinstance(name_or_path, str) and _HUB_ID.fullmatch(name):
             return Location(source=name, folder=None, name=name)
@@ -356,6 +356,15 @@ class ModelStore:
                 f"{entry.name}: expected {peak / 1e9:.1f} GB free below {self.root}, got {free / 1e9:.1f} GB; free "
                 "some space or set SPECDIFF_HOME to a larger disk"
             )
+
+
+def _look(name: str) -> tuple[Path, bool, bool]:
+    """The path that ``name`` may mean, whether it is a folder, and whether it exists at all."""
+    try:
+        folder = Path(name).expanduser()
+        return folder, bool(name) and folder.is_dir(), bool(name) and folder.exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a path, ~nobody, a NUL byte
+        return Path(name), False, False
 
 
 def _not_stored(entry: CatalogEntry) -> InputError:

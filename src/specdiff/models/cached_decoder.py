@@ -66,7 +66,8 @@ class CachedDecoder:
     """A transformers decoder and the `SlotCache` of one batch.
 
     Args:
-        model: anything that takes ``inputs_embeds``/``input_ids``, a 4-D ``attention_mask``, ``position_ids`` and a cache.
+        model: anything that takes ``input_ids`` or ``inputs_embeds``, a 4-D ``attention_mask``, ``position_ids`` and a
+            cache.
         rows: batch size.
     """
 
@@ -152,7 +153,7 @@ class CachedDecoder:
         sliding = full.clone()
         slots = torch.arange(full.shape[-1])
         for place, (rows, length) in enumerate(placed):
-            keys = slots.clone()  # a committed slot holds the position of its index, unless it holds a growing tree's node
+            keys = slots.clone()  # a committed slot holds the position of its index, but for a growing tree's nodes
             keys[length - rows.growing.numel() : length] = rows.growing + length
             keys[length : length + positions.shape[1]] = positions[place]
             far = positions[place, :, None] - keys >= window

@@ -75,7 +75,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the new slots [B, heads, M, dim] and return views [B, heads, slots, dim] over all that some row uses."""
+        """Write the new slots [B, heads, M, dim]; return views [B, heads, slots, dim] over all that some row uses."""
         self.is_initialized = True
         self.written = key_states.shape[2]
         self.keys, keys = self._write(self.keys, key_states)
@@ -198,7 +198,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def release(self, row: int) -> None:
-        """Take a finished row out of the batch for good: passes no longer compute it, and the last row takes its place."""
+        """Take a finished row out of the batch for good: passes no longer compute it, the last row takes its place."""
         place, last = self._slots.order.index(row), len(self._slots.order) - 1
         if place != last:
             for layer in self.layers:
@@ -217,5 +217,6 @@ class SlotCache(Cache):
         """Keys and values [heads, length, dim] of what is committed in one row of one layer (views)."""
         place, length = self._slots.order.index(row), self._slots.lengths[row]
         keys, values = self.layers[layer].keys, self.layers[layer].values
-        assert keys is not None and values is not None
+        assert keys is not None, "nothing was run yet"
+        assert values is not None
         return keys[place, :length].transpose(0, 1), values[place, :length].transpose(0, 1)

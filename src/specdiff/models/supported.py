@@ -112,8 +112,8 @@ def self_check(model: PreTrainedModel) -> float:
     if worst > limit:
         raise UnsupportedModelError(
             f"model: {name!r} scores a token tree differently from its paths one by one (by {worst:.2g} standard "
-            f"deviations of the logits, allowed {limit:.2g}): it ignores 4-D masks or positions, or keeps state outside "
-            "its cache; use attn_implementation='eager', or another model"
+            f"deviations of the logits, allowed {limit:.2g}): it ignores 4-D masks or positions, or keeps state "
+            "outside its cache; use attn_implementation='eager', or another model"
         )
     return worst
 

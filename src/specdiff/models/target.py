@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -150,7 +150,8 @@ class CausalTarget:
         bad = [i for i in feature_layers if not 0 <= i < layers]
         if bad:
             raise InputError.of(
-                "feature_layers", expected=f"layers 0..{layers - 1}", got=bad, remedy="use a drafter made for this target"
+                "feature_layers", expected=f"layers 0..{layers - 1}", got=bad,
+                remedy="use a drafter made for this target",
             )
         return CausalTargetSession(self, rows, feature_layers)
 
@@ -220,14 +221,21 @@ class CausalTargetSession:
     def _extra(self) -> dict[str, bool]:
         return {"output_hidden_states": True} if self._layers else {}
 
-    def _remember(self, output) -> None:  # noqa: ANN001 - a transformers model output
-        if self._layers:  # hidden_states[0] is the embedding, [i + 1] the output of layer i
-            self._features = torch.cat([output.hidden_states[i + 1] for i in self._layers], dim=-1)
+    def _remember(self, output: Any) -> None:
+        if not self._layers:
+            return
+        states = [output.hidden_states[i + 1] for i in self._layers]  # [0] is the embedding
+        if any(s.shape[:2] != states[0].shape[:2] or s.ndim != 3 for s in states):
+            raise UnsupportedModelError(
+                f"target: hidden states of {self._decoder.model.config.model_type!r} are of shape "
+                f"{tuple(states[0].shape)}, not one vector a token; use a drafter that reads no hidden states"
+            )
+        self._features = torch.cat(states, dim=-1)
 
     def _check_layers(self, rows: int) -> None:
         written = {layer.written for layer in self._decoder.cache.layers if layer.keys is not None}
         if written != {rows}:
             raise UnsupportedModelError(
-                f"target: {self._decoder.model.config.model_type!r} wrote {sorted(written)} cache slots for {rows} tokens, "
-                "so its cache cannot be rolled back; use a model with plain attention layers"
+                f"target: {self._decoder.model.config.model_type!r} wrote {sorted(written)} cache slots for {rows} "
+                "tokens, so its cache cannot be rolled back; use a model with plain attention layers"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,8 +27,10 @@ def best_first(log_probs: Tensor, nodes: int, vocab: Tensor | None = None, *, so
     nodes, so the top min(W, B) of each row are enough. Nodes of probability zero are left out.
 
     Args:
-        log_probs: [G, W] log-probabilities of the window's positions. nodes: B, the number of nodes.
-        vocab: [W] sorted target ids, None where column = id. source: name of the drafter.
+        log_probs: [G, W] log-probabilities of the window's positions.
+        nodes: B, the number of nodes.
+        vocab: [W] sorted target ids, None where column = id.
+        source: name of the drafter.
 
     Returns:
         A draft of at most B nodes, in falling order of their product; ties are broken by who was found first.
@@ -38,7 +41,8 @@ def best_first(log_probs: Tensor, nodes: int, vocab: Tensor | None = None, *, so
     parents: list[int] = []
     if log_probs.numel() > 0:
         top = torch.topk(log_probs, k=min(log_probs.shape[-1], nodes), dim=-1)
-        gains, ids = top.values.tolist(), top.indices.tolist()
+        gains = cast("list[list[float]]", top.values.tolist())  # pyright: ignore[reportUnknownMemberType]
+        ids = cast("list[list[int]]", top.indices.tolist())  # pyright: ignore[reportUnknownMemberType]
         found = 0  # ties: the node found first; it also keeps the heap from comparing further
         # (minus log product, found, parent node, depth - 1, rank, log product of the parent)
         heap: list[tuple[float, int, int, int, int, float]] = [(-gains[0][0], found, -1, 0, 0, 0.0)]

@@ -22,7 +22,9 @@ def sample_chain(probs: Tensor, random: Random, vocab: Tensor | None = None, *, 
     """One chain, each token drawn from its row.
 
     Args:
-        probs: [G, W] rows summing to 1. random: the draft stream. vocab: [W] sorted target ids, None where column = id.
+        probs: [G, W] rows summing to 1.
+        random: the draft stream.
+        vocab: [W] sorted target ids, None where column = id.
         source: name of the drafter.
     """
     columns = [random.draw(row) for row in probs]
@@ -33,8 +35,11 @@ def sample_paths(probs: Tensor, k: int, random: Random, vocab: Tensor | None = N
     """K independent chains, merged into a trie; ``paths`` keeps every draw, duplicates included, in draw order.
 
     Args:
-        probs: [G, W] rows summing to 1. k: number of draws. random: the draft stream.
-        vocab: [W] sorted target ids, None where column = id. source: name of the drafter.
+        probs: [G, W] rows summing to 1.
+        k: number of draws.
+        random: the draft stream.
+        vocab: [W] sorted target ids, None where column = id.
+        source: name of the drafter.
     """
     if k < 1:
         raise InputError.of("k", expected="an integer >= 1", got=k, remedy="draw at least one chain")
@@ -52,8 +57,11 @@ def siblings_without_replacement(
     draw order. The tree is min(G, len(widths)) deep.
 
     Args:
-        probs: [G, W] rows summing to 1. widths: children a node, root first. random: the draft stream.
-        vocab: [W] sorted target ids, None where column = id. source: name of the drafter.
+        probs: [G, W] rows summing to 1.
+        widths: children a node, root first.
+        random: the draft stream.
+        vocab: [W] sorted target ids, None where column = id.
+        source: name of the drafter.
     """
     if not widths or min(widths) < 1:
         raise InputError.of("widths", expected="integers >= 1", got=tuple(widths), remedy="give one width a depth")

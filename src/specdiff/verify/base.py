@@ -6,7 +6,7 @@ model, no drafter and no global generator, and it declares for which drafts it i
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 from torch import Tensor
 
@@ -57,7 +57,9 @@ def check(rule: Rule, provenance: Provenance, *, greedy: bool, tree: bool = Fals
     """Refuse a rule that is not exact for drafts of this provenance, or not made for their shape.
 
     Args:
-        rule: the rule asked for. provenance: of the drafts to come. greedy: whether the target runs at temperature 0.
+        rule: the rule asked for.
+        provenance: of the drafts to come.
+        greedy: whether the target runs at temperature 0.
         tree: whether the shape asked for may branch (known before the draft, never read off a sampled one).
 
     Raises:
@@ -87,6 +89,11 @@ def require(rule: Rule, draft: Draft, law: TargetLaw) -> None:
         check(rule, draft.provenance, greedy=law.greedy)
 
 
+def tokens_of(tree: TokenTree) -> list[int]:
+    """The token of every node."""
+    return cast("list[int]", tree.tokens.tolist())  # pyright: ignore[reportUnknownMemberType] - torch's stub
+
+
 def children_of(tree: TokenTree) -> list[list[int]]:
     """Children of the root (index 0) and of every node n (index n + 1), in node order."""
     children: list[list[int]] = [[] for _ in range(len(tree) + 1)]
@@ -110,7 +117,7 @@ def draws_of(draft: Draft) -> list[list[int]]:
 
 
 def dense_q(law: DraftLaw | None, node: int, like: Tensor) -> Tensor:
-    """The q row [V] that the children of ``node`` (-1: the root) were drawn from, as dense as the target row ``like``."""
+    """The q row [V] that the children of ``node`` (-1: the root) were drawn from, dense, on the device of ``like``."""
     assert law is not None, "a draft without q reached a rule that uses q: call check first"
     row = law.rows[law.row_of[node + 1]].to(device=like.device, dtype=like.dtype)
     if law.vocab is None:
@@ -131,7 +138,7 @@ def acceptance(p: Tensor, q: Tensor, token: int) -> float:
 
 
 def positive_part(weights: Tensor, fallback: Tensor) -> Tensor:
-    """Clamp ``weights`` at 0; where nothing is left (p = q up to rounding) the residual is never needed: ``fallback``."""
+    """Clamp ``weights`` at 0; ``fallback`` where nothing is left (p = q up to rounding: the residual is not needed)."""
     clamped = weights.clamp_min(0)
     return clamped if bool(clamped.sum() > 0) else fallback
 
@@ -146,10 +153,11 @@ def keep(rate: float, left: float) -> float:
     """Probability of ending at a node all of whose examined children were rejected, S / (S + 1 - a).
 
     Args:
-        rate: a, the probability with which the path down to the node counts as accepted. left: S = sum (a p - q)+.
+        rate: a, the probability with which the path down to the node counts as accepted.
+        left: S = sum (a p - q)+.
 
     Returns:
-        1 where a = 1, so the root is always kept (Sun et al. 2403.10444, equation 4).
+        1 where a = 1, so the root is always kept (Sun et al. 2403.10444).
     """
     denominator = left + (1.0 - rate)  # in this order: exactly ``left`` at rate 1
     return left / denominator if denominator > 0 else 1.0

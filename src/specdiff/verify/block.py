@@ -31,7 +31,8 @@ class Block:
         rates = [1.0]
         for row, node in zip((0, *(n + 1 for n in path)), path, strict=False):
             p = law.row(row)
-            rate = min(1.0, rates[-1] * acceptance(p, dense_q(draft.law, row - 1, like=p), int(draft.tree.tokens[node])))
+            q = dense_q(draft.law, row - 1, like=p)
+            rate = min(1.0, rates[-1] * acceptance(p, q, int(draft.tree.tokens[node])))
             if rate == 0.0:  # no longer prefix can be kept either
                 break
             rates.append(rate)

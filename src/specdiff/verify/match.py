@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, children_of
+from specdiff.verify.base import TargetLaw, children_of, tokens_of
 
 
 class Match:
@@ -26,10 +26,11 @@ def follow(draft: Draft, pick: Callable[[int], int]) -> Verdict:
     """Descend to the child that carries ``pick(row)`` until there is none; that token ends the round.
 
     Args:
-        draft: the tree. pick: row index (0 = root, n + 1 = node n) -> token.
+        draft: the tree.
+        pick: row index (0 = root, n + 1 = node n) -> token.
     """
     children = children_of(draft.tree)
-    tokens = draft.tree.tokens.tolist()
+    tokens = tokens_of(draft.tree)
     path: list[int] = []
     row = 0
     while True:

@@ -1,4 +1,4 @@
-"""multi-round: test K siblings drawn i.i.d. from q one after the other (SpecInfer, Miao et al. 2305.09781, algorithm 2).
+"""multi-round: test K siblings drawn i.i.d. from q in turn (SpecInfer, Miao et al. 2305.09781, algorithm 2).
 
 After each rejection the target law becomes norm (p - q)+ and the next draw is tested against it. Every draw counts,
 duplicates included: the second copy of a rejected token is never accepted, but its test still changes the law, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, acceptance, dense_q, draws_of, require, residual
+from specdiff.verify.base import TargetLaw, acceptance, dense_q, draws_of, require, residual, tokens_of
 
 
 class MultiRound:
@@ -27,18 +27,19 @@ class MultiRound:
         says nothing about their next tokens.
         """
         require(self, draft, law)
-        tokens = draft.tree.tokens.tolist()
+        tokens = tokens_of(draft.tree)
         draws = draws_of(draft)
-        path: tuple[int, ...] = ()
+        path: list[int] = []
         row = 0
         while draws[row]:
             p = law.row(row)
             q = dense_q(draft.law, row - 1, like=p)
             for node in draws[row]:
                 if random.coin(acceptance(p, q, tokens[node])):
-                    path, row = (*path, node), node + 1
+                    path.append(node)
+                    row = node + 1
                     break
                 p = residual(p, q)
             else:
-                return Verdict(path, random.draw(p), Extra.RECOVERED)
-        return Verdict(path, random.draw(law.row(row)), Extra.BONUS)
+                return Verdict(tuple(path), random.draw(p), Extra.RECOVERED)
+        return Verdict(tuple(path), random.draw(law.row(row)), Extra.BONUS)

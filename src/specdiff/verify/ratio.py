@@ -1,4 +1,4 @@
-"""ratio: accept x with probability min(1, p(x)/q(x)), else draw from (p - q)+ (Leviathan et al. 2023, Chen et al. 2023)."""
+"""ratio: accept x with probability min(1, p(x)/q(x)), else draw from (p - q)+ (Leviathan et al. 2211.17192)."""
 
 from __future__ import annotations
 

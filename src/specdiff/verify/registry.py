@@ -54,7 +54,8 @@ def choose(provenance: Provenance, *, greedy: bool, tree: bool = True) -> tuple[
     are exact one by one would no longer be exact together.
 
     Args:
-        provenance: of the draft. greedy: whether the target runs at temperature 0.
+        provenance: of the draft.
+        greedy: whether the target runs at temperature 0.
         tree: whether the shape asked for may branch.
 
     Returns:

@@ -36,19 +36,22 @@ def score(path: Sequence[int], reach: Sequence[float]) -> float:
     """sum_j prod_{k<=j} p(x_k | s, x_<k): the expected number of accepted tokens of ``path``.
 
     Args:
-        path: node ids, root down. reach: probability of the path down to each node, see `path_probabilities`.
+        path: node ids, root down.
+        reach: probability of the path down to each node, see `path_probabilities`.
     """
     return sum(reach[node] for node in path)
 
 
 def path_probabilities(draft: Draft, law: TargetLaw) -> list[float]:
-    """prod p along the path down to each node; rows below a node that p cannot reach are not asked for."""
+    """Product of p along the path down to each node; rows below a node that p cannot reach are not asked for."""
     reach = [0.0] * len(draft.tree)
     for row, nodes in enumerate(children_of(draft.tree)):
         above = reach[row - 1] if row else 1.0
         if nodes and above > 0:
-            for node, probability in zip(nodes, law.row(row)[draft.tree.tokens[nodes]].tolist(), strict=True):
-                reach[node] = above * probability
+            p = law.row(row)
+            steps = p[draft.tree.tokens[nodes].to(p.device)].cpu()  # one transfer a row
+            for node, step in zip(nodes, steps, strict=True):
+                reach[node] = above * float(step)
     return reach
 
 

@@ -1,4 +1,4 @@
-"""traversal: from the leaves to the root, block verification for sampled trees (Weng et al. 2505.12398, algorithm 1).
+"""traversal: from the leaves to the root, block verification for sampled trees (Weng et al. 2505.12398).
 
 Why it is exact, and for which drafts. Give every visited node v a rate a, a target law p and the law q of its next
 untested child. Claim: the subtree of v, its draws averaged over, ends the round at or below v with probability a, and
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, acceptance, dense_q, draws_of, keep, require, without
+from specdiff.verify.base import TargetLaw, acceptance, dense_q, draws_of, keep, require, tokens_of, without
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Traversal:
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Use at most one coin a node, and one draw."""
         require(self, draft, law)
-        tokens = draft.tree.tokens.tolist()
+        tokens = tokens_of(draft.tree)
         draws = draws_of(draft)
         distinct = draft.provenance is Provenance.WITHOUT_REPLACEMENT
 

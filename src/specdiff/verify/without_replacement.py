@@ -1,4 +1,4 @@
-"""without replacement: recursive rejection sampling over distinct siblings (Sequoia, Chen et al. 2402.12374, algorithm 2).
+"""without replacement: rejection sampling over distinct siblings (Sequoia, Chen et al. 2402.12374).
 
 As multi-round, but q too loses each rejected token, since the next sibling was drawn from what was left of q.
 
@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, acceptance, dense_q, draws_of, require, residual, without
+from specdiff.verify.base import (
+    TargetLaw,
+    acceptance,
+    dense_q,
+    draws_of,
+    require,
+    residual,
+    tokens_of,
+    without,
+)
 
 
 class WithoutReplacement:
@@ -25,18 +34,19 @@ class WithoutReplacement:
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Use one coin a tested sibling, and one draw."""
         require(self, draft, law)
-        tokens = draft.tree.tokens.tolist()
+        tokens = tokens_of(draft.tree)
         children = [list(dict.fromkeys(nodes)) for nodes in draws_of(draft)]
-        path: tuple[int, ...] = ()
+        path: list[int] = []
         row = 0
         while children[row]:
             p = law.row(row)
             q = dense_q(draft.law, row - 1, like=p)
             for node in children[row]:
                 if random.coin(acceptance(p, q, tokens[node])):
-                    path, row = (*path, node), node + 1
+                    path.append(node)
+                    row = node + 1
                     break
                 p, q = residual(p, q), without(q, tokens[node])
             else:
-                return Verdict(path, random.draw(p), Extra.RECOVERED)
-        return Verdict(path, random.draw(law.row(row)), Extra.BONUS)
+                return Verdict(tuple(path), random.draw(p), Extra.RECOVERED)
+        return Verdict(tuple(path), random.draw(law.row(row)), Extra.BONUS)

@@ -31,16 +31,19 @@ class Window:
 
 
 class WindowSession(Protocol):
-    """Prefix state of one batch.
+    """Prefix state of one batch."""
 
-    Attributes:
-        passes: forward passes so far; one pass serves all rows.
-    """
-
-    passes: int
+    @property
+    def passes(self) -> int:
+        """Forward passes so far; one pass serves all rows."""
+        ...
 
     def logits(self, windows: Sequence[Window]) -> list[Tensor]:
         """ONE pass: logits [G, V] of each window; row i predicts token i of the window."""
+        ...
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget a row beyond its first ``length`` tokens; its next prefix may go on differently from there."""
         ...
 
 

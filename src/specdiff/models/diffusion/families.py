@@ -166,6 +166,17 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for famil
 _ALIASES = {"diffucoder": "dream"}
 
 
+def is_diffusion(raw: Raw) -> bool:
+    """Whether a configuration says by itself that it is a masked diffusion LM of a known family."""
+    try:
+        find_family(raw)
+    except UnsupportedModelError:
+        return False
+    except InputError:  # it says so, but not soundly: loading tells what is wrong
+        return True
+    return True
+
+
 def find_family(raw: Raw, asked: str | None = None) -> Family:
     """The family of a published configuration.
 

@@ -28,7 +28,7 @@ class KeyMap:
         """The inverse of `ours`."""
         modules = {ours: published for published, ours in self.modules.items()}
         inner = {ours: published for published, ours in self.inner.items()}
-        return _rename(key, modules, self.layers[::-1], inner)
+        return _rename(key, modules, (self.layers[1], self.layers[0]), inner)
 
     def our_leaf(self, name: str) -> str:
         """The last component in our module of a bare published component (``ff_proj`` inside a layer -> ``gate_proj``).

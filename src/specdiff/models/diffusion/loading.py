@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -44,9 +45,7 @@ def read_config(
     kind = find_family(raw, family)
     try:
         backbone = kind.backbone(raw)
-    except (TypeError, ValueError) as error:  # transformers' own validation
-        if isinstance(error, InputError):
-            raise
+    except (StrictDataclassError, TypeError, ValueError, ArithmeticError) as error:  # transformers' own validation
         raise CheckpointError(f"{CONFIG_NAME}: expected sizes of a {kind.name} model, got {error}") from error
     saved = raw.get(SAVED) or {}
     if kind.attention == "full" and raw.get("block_size") and attention is None and "attention" not in saved:
@@ -56,7 +55,7 @@ def read_config(
         )
     chosen: Attention = attention or saved.get("attention", kind.attention)
     if block_size is None:
-        own = saved.get("block_size") or raw.get("block_size") or kind.block_size
+        own: int = saved.get("block_size") or raw.get("block_size") or kind.block_size
         block_size = own if chosen == "block" else 1
     config = MaskedDenoiserConfig(
         family=kind.name,
@@ -147,8 +146,11 @@ def load_backbone(
                 state[kind.our_key(published)] = tensor if dtype is None else tensor.to(dtype)
     tied = raw.get(kind.tied_key)
     config.tie_word_embeddings = bool(tied) if tied is not None else _HEAD not in state
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
+    except RuntimeError as error:
+        raise CheckpointError(f"{directory / CONFIG_NAME}: no model has such sizes ({error}); fetch it anew") from error
     if config.tie_word_embeddings and _TABLE in state:
         state[_HEAD] = state[_TABLE]
     _check(model, state, directory)

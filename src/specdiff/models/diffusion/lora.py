@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,9 @@ def _untie(denoiser: DiffusionLM) -> None:
 
 def _merge(peft: Any, denoiser: DiffusionLM, config: Any, tensors: dict[str, Tensor], directory: Path) -> None:
     try:
-        wrapped = peft.get_peft_model(denoiser.backbone, config)
+        with warnings.catch_warnings():  # peft reads a name that transformers has renamed
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+            wrapped = peft.get_peft_model(denoiser.backbone, config)
     except ValueError as error:  # no module of these names
         raise CheckpointError(f"{directory}: the adapter does not fit this model ({error})") from error
     try:

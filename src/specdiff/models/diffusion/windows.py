@@ -66,10 +66,22 @@ class PrefixWindows:
         spans = [(p.numel(), p.numel() + w.tokens.numel()) for (_, p, _), w in zip(shown, windows, strict=True)]
         return self._model.rows([torch.cat([prefix, tail]) for _, prefix, tail in shown], spans)
 
+    def rewind(self, row: int, length: int) -> None:
+        """Keep what is cached of the first ``length`` tokens; the next window opens a new round in any case."""
+        if length == 0 or self._decoder is None:
+            self._state[row] = _Row()
+        state = self._state[row]
+        state.length = 0
+        if self._decoder is not None:
+            kept = max(length - state.start, 0) // self._model.config.block_size * self._model.config.block_size
+            self._decoder.cache.truncate(row, min(kept, self._decoder.cache.lengths[row]))
+
     def _shown(self, window: Window) -> tuple[int, Tensor, Tensor]:
         """First token of the prefix that is shown, the prefix from there, and the window with its filling."""
         config = self._model.config
         length, count = window.prefix.numel(), window.tokens.numel()
+        assert length >= 1, "a window follows at least one token"
+        assert config.max_window is None or 1 <= count <= config.max_window, "windows are limited by the context"
         filling = -(length + count) % config.block_size
         start = config.first_shown(length, count + filling)
         tail = torch.cat([window.tokens, window.tokens.new_full((filling,), config.mask_id)])
@@ -93,7 +105,7 @@ class PrefixWindows:
             keep[window.row] = range(final - length)
             first = prefix.numel() - length - shift
             spans.append((window.row, first, first + window.tokens.numel()))
-        hidden = decoder.run(new).last_hidden_state
+        hidden = decoder.run(new).last_hidden_state  # sequence b is entry b: none is ever released
         decoder.keep(keep)
         picked = [hidden[row, start:stop] for row, start, stop in spans]
         return list(self._model.head(torch.cat(picked)).split([p.shape[0] for p in picked]))
@@ -109,7 +121,7 @@ class PrefixWindows:
         if length != row.length:  # a new round; further denoising steps of a round come with the same prefix
             due = self._refresh is not None and row.rounds % self._refresh == 0
             row.rounds += 1
-        if due or start != row.start or decoder.cache.lengths[window.row] > final:
-            decoder.cache.truncate(window.row, 0)
+        usable = 0 if due or start != row.start else min(decoder.cache.lengths[window.row], final)
+        decoder.cache.truncate(window.row, usable)
         row.start, row.length = start, length
-        return decoder.cache.lengths[window.row]
+        return usable
