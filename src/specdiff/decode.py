@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from specdiff.control.base import Controller, FixedBudget
-from specdiff.drafters.base import Drafter, DraftRequest, Observation
+from specdiff.drafters.base import Drafter, DraftRequest, DraftSession, Observation
+from specdiff.drafters.checked import check_draft
 from specdiff.errors import ContextOverflowError, DrafterError, InputError, SpecdiffError
 from specdiff.models.target import ScoreRequest, Target
 from specdiff.randomness import RandomStream
@@ -110,7 +112,10 @@ class DecodeLoop:
                     check(rule, provenance, greedy=request.sampling.greedy)
         self.rows = [self._row(request, controller) for request in requests]
         self._session = target.open(len(requests), drafter.feature_layers if drafter else ())
-        self._drafting = drafter.open(len(requests)) if drafter else None
+        self._drafting: DraftSession | None = None
+        if drafter is not None:
+            with self._blaming_drafter():
+                self._drafting = drafter.open(len(requests))
 
     def run(self) -> Iterator[list[Commit]]:
         """Prefill, then one list of commits a round, until every row has finished."""
@@ -127,7 +132,7 @@ class DecodeLoop:
         """One round of every unfinished row."""
         active = [i for i, row in enumerate(self.rows) if row.finish is None]
         began, passes = self._clock(), self._draft_passes()
-        drafts = self._draft(active)
+        drafts = self._draft(active)  # a row whose draft is faulty fails here
         drafted = self._clock()
         logits = self._session.score([
             ScoreRequest(self.rows[i].committed[-1], drafts[i].tree) if i in drafts else None
@@ -135,7 +140,7 @@ class DecodeLoop:
         ])
         scored = self._clock()
         verdicts: dict[int, tuple[Verdict, str]] = {}
-        for i in active:
+        for i in drafts:
             rows = logits[i]
             assert rows is not None
             try:
@@ -189,7 +194,8 @@ class DecodeLoop:
             request=request,
             laws=LawBuilder(request.sampling, prompt_length=length, eos_ids=self._target.eos_ids,
                             vocab_size=self._target.vocab_size),
-            stop=StopCheck(request.stop, eos_ids=self._target.eos_ids, room=room, decode=request.decode),
+            stop=StopCheck(request.stop, eos_ids=self._target.eos_ids, room=room, decode=request.decode,
+                           prompt=request.prompt),
             draft_random=RandomStream(request.seed, "draft", request.index),
             verify_random=RandomStream(request.seed, "verify", request.index),
             controller=controller(self._budget),
@@ -210,27 +216,30 @@ class DecodeLoop:
                     row=i, prefix=torch.tensor(row.committed), budget=budget, random=row.draft_random
                 ))
         if requests and self._drafting is not None:
-            try:
-                proposed = self._drafting.propose(requests)
-            except SpecdiffError:
-                raise
-            except Exception as error:
-                raise DrafterError(f"drafter {self._drafter.name!r} raised {error!r}") from error  # type: ignore[union-attr]
+            with self._blaming_drafter():
+                proposed = list(self._drafting.propose(requests))
             if len(proposed) != len(requests):
                 raise DrafterError(f"drafter: expected {len(requests)} drafts, got {len(proposed)}")
             for request, draft in zip(requests, proposed, strict=True):
-                drafts[request.row] = self._checked(draft, request)
+                try:
+                    drafts[request.row] = check_draft(
+                        draft, gamma=request.budget.gamma, vocab_size=self._target.vocab_size
+                    )
+                except DrafterError as error:
+                    self._fail(request.row, error)
+                    del drafts[request.row]
         return drafts
 
-    def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
-        if not isinstance(draft, Draft):
-            raise DrafterError(f"drafter: expected a Draft, got {type(draft).__name__}")
-        tokens = draft.tree.tokens
-        if len(draft.tree) and not (0 <= int(tokens.min()) and int(tokens.max()) < self._target.vocab_size):
-            raise DrafterError(f"drafter: token ids must be in [0, {self._target.vocab_size}), got {tokens.tolist()}")
-        if draft.tree.depth > request.budget.gamma:
-            raise DrafterError(f"drafter: depth {draft.tree.depth} exceeds the budget's gamma {request.budget.gamma}")
-        return draft
+    @contextmanager
+    def _blaming_drafter(self) -> Iterator[None]:
+        """Whatever a drafter raises that is not one of ours becomes a `DrafterError`."""
+        try:
+            yield
+        except SpecdiffError:
+            raise
+        except Exception as error:
+            name = getattr(self._drafter, "name", type(self._drafter).__name__)
+            raise DrafterError(f"drafter {name!r} raised {error!r}") from error
 
     def _verify(self, row: Row, draft: Draft, logits: Tensor) -> tuple[Verdict, str]:
         law = row.laws.law(logits, torch.tensor(row.committed), draft.tree)
@@ -248,7 +257,10 @@ class DecodeLoop:
         for token in (*drafted, verdict.token):
             kept.append(token)
             row.committed.append(token)
-            row.finish = row.stop.feed(token)
+            try:
+                row.finish = row.stop.feed(token)
+            except SpecdiffError as error:  # the request's own tokenizer or criterion; its neighbours go on
+                self._fail(index, error)
             if row.finish is not None:
                 break
         accepted = min(len(drafted), len(kept))
@@ -256,7 +268,8 @@ class DecodeLoop:
 
     def _observe(self, observations: list[Observation]) -> None:
         if self._drafting is not None:
-            self._drafting.observe(observations)
+            with self._blaming_drafter():
+                self._drafting.observe(observations)
 
     def _draft_passes(self) -> int:
         return self._drafting.passes if self._drafting is not None else 0

@@ -74,6 +74,6 @@ class TextWindow:
 def _has_anchor(text: str) -> bool:
     """Whether some character cuts the text in two independent parts.
 
-    Not one that may be half a character, nor a space or apostrophe: clean-up takes these in pairs, counted from the left.
+    Not one that may be half a character, nor a space or apostrophe: clean-up takes these in pairs, from the left.
     """
     return any(c not in _NO_ANCHOR and not c.isspace() for c in text)

@@ -358,7 +358,7 @@ def test_mutated_headers_raise_checkpoint_errors_only_and_what_passes_the_librar
     rng = random.Random(0)
     tokens = (*(bytes([sign]) for sign in b'{}[]",:0\0\xff'), b"-1", b"1e9", b"null", b"NaN", b"\\ud800")
     refused = passed = 0
-    for trial in range(5000):
+    for trial in range(3000):
         data = bytearray(whole)
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             at = rng.randrange(header_end)
@@ -384,6 +384,6 @@ def test_mutated_headers_raise_checkpoint_errors_only_and_what_passes_the_librar
             assert set(file.keys()) == set(names), trial
             for name in names:
                 file.get_tensor(name)
-    assert refused > 2500
+    assert refused > 1500
     assert passed > 0, "some mutations only rename a tensor"
     figure(0, "mutated safetensors headers", refused=refused, passed=passed)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 import torch
-from specdiff.decode import DecodeLoop
+
+from specdiff.decode import DecodeLoop, Request
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Drafter, DraftRequest, DraftSession, Observation
 from specdiff.drafters.block_causal import BlockCausalSource
@@ -18,6 +18,8 @@ from specdiff.drafters.ngram import NgramDrafter
 from specdiff.drafters.windowed import WindowedDrafter
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.records import Totals
+from specdiff.stopping import StopOptions
+from specdiff.testing import TableTarget
 from specdiff.types import BestFirst, Budget, Chain, Draft, Extra, Provenance, Samples, Shape, Siblings, TokenTree
 from specdiff.verify.registry import get
 from support.drafting import PROMPTS, VOCAB, decode, llama, plain
@@ -142,7 +144,8 @@ def test_after_every_roll_back_everything_is_accepted_again() -> None:
 def test_acceptance_is_flat_against_depth(depth_of_text: int) -> None:
     oracle = AutoregressiveDrafter(llama(1), vocab_size=VOCAB)
     prompts = [torch.arange(n) * 7 % VOCAB for n in (depth_of_text, depth_of_text + 3, 2)]
-    loop, _ = decode(llama(1), oracle, Budget(gamma=3, shape=Chain(), temperature=ARGMAX), prompts=prompts, new_tokens=12)
+    budget = Budget(gamma=3, shape=Chain(), temperature=ARGMAX)
+    loop, _ = decode(llama(1), oracle, budget, prompts=prompts, new_tokens=12)
     assert all(r.accepted == 3 for row in loop.rows for r in row.rounds)
 
 
@@ -165,44 +168,19 @@ def test_a_row_of_a_batch_commits_what_it_commits_alone() -> None:
     budget = Budget(gamma=4, shape=Siblings((3, 2, 1)), temperature=0.8)
     together, _ = decode(llama(1), other(), budget, temperature=0.9, new_tokens=NEW)
     for i, prompt in enumerate(PROMPTS):
-        alone, _ = decode_row(i, prompt, budget)
+        alone, _ = decode(llama(1), other(), budget, prompts=[prompt], first=i, temperature=0.9, new_tokens=NEW)
         assert alone.rows[0].new_tokens == together.rows[i].new_tokens
 
 
-def decode_row(index: int, prompt: torch.Tensor, budget: Budget) -> tuple[DecodeLoop, list]:
-    """One row alone, with the seed that it has in the batch."""
-    from specdiff.decode import Request
-    from specdiff.models.target import CausalTarget
-    from specdiff.sampling import SamplingOptions
-    from specdiff.stopping import StopOptions
-
-    request = Request(prompt=prompt, stop=StopOptions(max_new_tokens=NEW), seed=3, sampling=SamplingOptions(temperature=0.9))
-    loop = DecodeLoop(CausalTarget(llama(1)), other(), [replace(request, index=index)], budget=budget)
-    for _ in loop.run():
-        pass
-    return loop, []
-
-
 def test_prompt_lookup_accepts_what_a_text_repeats() -> None:
-    text = list(range(8)) * 3
-
-    def next_token(ids: list[int]) -> int:
-        return (ids[-1] + 1) % 8
-
-    prompt = torch.tensor(text)
-    from specdiff.testing import TableTarget
-
-    table = torch.full((VOCAB, VOCAB, VOCAB), 1e-9)
-    for token in range(VOCAB):
-        table[:, token, next_token([token])] = 1.0
-    from specdiff.decode import Request
-    from specdiff.stopping import StopOptions
-
-    loop = DecodeLoop(
-        TableTarget(table), NgramDrafter(vocab_size=VOCAB), [Request(prompt=prompt, stop=StopOptions(max_new_tokens=40))],
-        budget=Budget(gamma=7, shape=Chain()),
-    )
+    table = torch.full((8, 8, 8), 1e-9)
+    for token in range(8):
+        table[:, token, (token + 1) % 8] = 1.0
+    request = Request(prompt=torch.arange(24) % 8, stop=StopOptions(max_new_tokens=40))
+    budget = Budget(gamma=7, shape=Chain())
+    loop = DecodeLoop(TableTarget(table), NgramDrafter(vocab_size=8), [request], budget=budget)
     for _ in loop.run():
         pass
-    assert Totals.of(loop.rows[0].rounds).tau == 8.0
-    assert Totals.of(loop.rows[0].rounds).drafter_passes == 0
+    totals = Totals.of(loop.rows[0].rounds)
+    assert totals.tau == 8.0
+    assert totals.drafter_passes == 0

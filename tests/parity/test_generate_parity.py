@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from support.tiny_targets import SIX, VOCAB, fresh_logits, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,6 +17,7 @@ from specdiff.records import Totals
 from specdiff.stopping import StopOptions
 from specdiff.testing import ScriptedDrafter
 from specdiff.types import BestFirst, Budget, Chain, Draft, TokenTree
+from support.tiny_targets import SIX, VOCAB, fresh_logits, tiny_model
 
 _PROMPTS = (torch.tensor([5, 9, 11, 5, 9, 30, 2]), torch.tensor([41]))
 """A ragged batch of two; with its continuation the first crosses every sliding window."""
@@ -69,21 +69,19 @@ def _bushy(chain: TokenTree) -> TokenTree:
 
 @functools.cache
 def _model(family: str) -> PreTrainedModel:
-    return tiny_model(family, seed=4)
+    return tiny_model(family, seed=5 if family == "gpt_neox" else 4)  # seeds whose texts do not repeat one token
 
 
 @functools.cache
 def _generated(family: str) -> list[list[int]]:
     """What ``generate`` says, once a family."""
-    model = _model(family)
-    return [
-        model.generate(p[None], max_new_tokens=_NEW, do_sample=False, attention_mask=torch.ones_like(p[None]))[0, len(p) :].tolist()
-        for p in _PROMPTS
-    ]
+    options = {"max_new_tokens": _NEW, "do_sample": False}
+    texts = [_model(family).generate(p[None], attention_mask=torch.ones_like(p[None]), **options) for p in _PROMPTS]
+    return [text[0, len(p) :].tolist() for text, p in zip(texts, _PROMPTS, strict=True)]
 
 
 def _differs(model: PreTrainedModel, prompt: Tensor, got: list[int], expected: list[int]) -> str:
-    """``"same"``, ``"tie"`` where the two best logits at the first divergence are as good as equal, or ``"different"``."""
+    """``"same"``, ``"tie"`` (the two best logits at the first divergence are as good as equal), or ``"different"``."""
     if got == expected:
         return "same"
     at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
 from specdiff.decode import DecodeLoop, Request
 from specdiff.drafters.base import Drafter, DraftRequest
 from specdiff.models.target import CausalTarget
@@ -14,8 +17,6 @@ from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget
 from specdiff.verify.base import Rule
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 VOCAB = 48
 PROMPTS = (torch.tensor([5, 9, 11, 5, 9]), torch.tensor([7]), torch.arange(3, 14))
@@ -49,15 +50,15 @@ def plain(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> list[int]:
 
 
 def decode(
-    model: PreTrainedModel, drafter: Drafter, budget: Budget, *, prompts: Sequence[Tensor] = PROMPTS, new_tokens: int = 30,
-    temperature: float = 0.0, rule: Rule | None = None,
+    model: PreTrainedModel, drafter: Drafter, budget: Budget, *, prompts: Sequence[Tensor] = PROMPTS, first: int = 0,
+    new_tokens: int = 30, temperature: float = 0.0, rule: Rule | None = None,
 ) -> tuple[DecodeLoop, list[RoundEvent]]:
-    """Decode a batch to its end; the loop, and what its hook heard."""
+    """Decode a batch to its end; the loop, and what its hook heard. ``first`` is the index of the first prompt."""
     events: list[RoundEvent] = []
     requests = [
         Request(prompt=p, index=i, stop=StopOptions(max_new_tokens=new_tokens), seed=3,
                 sampling=SamplingOptions(temperature=temperature))
-        for i, p in enumerate(prompts)
+        for i, p in enumerate(prompts, start=first)
     ]  # fmt: skip
     loop = DecodeLoop(CausalTarget(model), drafter, requests, budget=budget, rule=rule, on_round=events.append)
     for _ in loop.run():

@@ -12,7 +12,7 @@ VOCAB = 97
 _COMMON = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "max_position_embeddings": 512, "initializer_range": 0.25, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": None,
+    "eos_token_id": None, "tie_word_embeddings": False,
 }
 _GROUPED = {"num_key_value_heads": 2}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}

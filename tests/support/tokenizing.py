@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from specdiff.models.target import ScoreRequest
 
 TEXTS = (
-    "The quick brown fox jumps over the lazy dog. The quick brown dog sleeps; the lazy fox does not.\n\nThe end, surely?",
+    "The quick brown fox jumps over the lazy dog. The quick brown dog sleeps; the lazy fox does not.\n\nThe end?",
     "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n# that is all there is",
     "日本語のテキストと English が混ざる。速い茶色の狐は怠け者の犬を飛び越える。速い狐、怠け者の犬。",
     "Emoji: 🦊🐶🦊🐶 and 👩‍👩‍👧 families, naïve café, Ελληνικά, 한국어 텍스트, 🏳️‍🌈!",
@@ -27,8 +27,10 @@ def byte_level() -> PreTrainedTokenizerFast:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(TEXTS[:3], trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False))
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator(TEXTS[:3], trainer)
     made.add_special_tokens([AddedToken("<|user|>", special=True), AddedToken("<|end|>", special=True)])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
 

@@ -8,6 +8,7 @@ import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import peft
 import pytest
@@ -21,6 +22,8 @@ from specdiff.models.diffusion import (
     MaskedDenoiserConfig,
     ProbeState,
     copy_probe,
+    is_diffusion,
+    load_tokenizer,
     merge_lora,
 )
 from specdiff.models.diffusion.families import find_family
@@ -105,6 +108,54 @@ class TestFamilies:
         for name in ("modeling_dream.py", "configuration_dream.py", "tokenization_dream.py"):
             (folder / name).write_text("raise SystemExit('remote code was run')")
         assert load(folder, "dream").config.family == "dream"
+
+
+    def test_what_a_configuration_says_by_itself(self) -> None:
+        assert [is_diffusion(CONFIGS[family]) for family in FAMILIES] == [True, True, False, True]
+        assert is_diffusion({**CONFIGS["diffullama"], "specdiff": {"family": "diffullama"}})
+        assert is_diffusion({**CONFIGS["diffullama"], "specdiff": {"family": "of another release"}})
+        assert not is_diffusion({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]})
+        assert not is_diffusion({})
+
+
+class TestTokenizer:
+    SETTINGS: ClassVar = {
+        "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]}, "tokenizer_class": "DreamTokenizer",
+        "mask_token": "<|mask|>", "eos_token": "<|endoftext|>",
+        "added_tokens_decoder": {
+            str(i): {"content": c, "special": True, "lstrip": False, "rstrip": False, "normalized": False,
+                     "single_word": False}
+            for i, c in ((6, "<|endoftext|>"), (7, "<|mask|>"))
+        },
+    }  # fmt: skip
+
+    def write(self, folder: Path) -> None:
+        """The files of a Dream tokenizer, remote code included."""
+        (folder / "config.json").write_text(json.dumps(CONFIGS["dream"]))
+        (folder / "tokenizer_config.json").write_text(json.dumps(self.SETTINGS))
+        (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "\u0120": 3, "\u0120a": 4, "c": 5}))
+        (folder / "merges.txt").write_text("#version: 0.2\na b\n\u0120 a\n", encoding="utf-8")
+        (folder / "tokenization_dream.py").write_text("raise SystemExit('remote code was run')")
+
+    def test_remote_classes_are_replaced(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        tokenizer = load_tokenizer(tmp_path)
+        assert tokenizer("ab a<|mask|>")["input_ids"] == [2, 4, 7]
+        assert (tokenizer.mask_token_id, tokenizer.eos_token_id) == (7, 6)
+        tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "merges.txt").unlink()
+        assert load_tokenizer(tmp_path)("ab a<|mask|>")["input_ids"] == [2, 4, 7]
+        (tmp_path / "tokenizer.json").unlink()
+        with pytest.raises(UnsupportedModelError, match="never run"):
+            load_tokenizer(tmp_path)
+
+    def test_broken_files(self, tmp_path: Path) -> None:
+        self.write(tmp_path)
+        (tmp_path / "tokenizer.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="no usable tokenizer"):
+            load_tokenizer(tmp_path)
+        with pytest.raises(CheckpointError, match="no usable tokenizer"):
+            load_tokenizer(tmp_path / "nothing")
 
 
 class TestMaskId:

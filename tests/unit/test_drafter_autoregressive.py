@@ -1,17 +1,19 @@
-"""The autoregressive drafter: its q is the model's, its cache holds what it should, and its passes are as few as said."""
+"""The autoregressive drafter: its q is the model's, its cache holds what it should, its passes are as few as said."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Observation
 from specdiff.errors import UnsupportedModelError
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Shape, Siblings
 from support.drafting import PROMPTS, VOCAB, ask, line, llama, logits_after
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 SHAPES: list[Shape] = [Chain(), Samples(4), Siblings((3, 2, 1)), BestFirst(9)]
 TEMPERATURE = 0.7
@@ -77,10 +79,9 @@ def test_a_row_of_a_batch_drafts_what_it_drafts_alone(shape: Shape) -> None:
     for step in range(3):
         batch = together.propose([ask(i, p, budget(shape), seed=step) for i, p in enumerate(prefixes)])
         for i, (draft, session) in enumerate(zip(batch, alone, strict=True)):
-            request = ask(i, prefixes[i], budget(shape), seed=step)
-            single = session.propose([type(request)(row=0, prefix=request.prefix, budget=request.budget, random=request.random)])
-            assert single[0].tree.tokens.tolist() == draft.tree.tokens.tolist()
-            assert single[0].tree.parents == draft.tree.parents
+            (single,) = session.propose([replace(ask(i, prefixes[i], budget(shape), seed=step), row=0)])
+            assert single.tree.tokens.tolist() == draft.tree.tokens.tolist()
+            assert single.tree.parents == draft.tree.parents
             prefixes[i] += [*accepted(draft, i + step), 7]
 
 
@@ -202,7 +203,8 @@ def test_sliding_windows_see_the_positions_of_a_growing_tree() -> None:
     prefixes = [p.tolist() for p in PROMPTS]
     session = first_round(AutoregressiveDrafter(model, vocab_size=VOCAB), prefixes)
     for step in range(2):
-        drafts = session.propose([ask(i, p, budget(Siblings((3, 2, 2, 1, 1)), 5), seed=step) for i, p in enumerate(prefixes)])
+        wide = budget(Siblings((3, 2, 2, 1, 1)), 5)
+        drafts = session.propose([ask(i, p, wide, seed=step) for i, p in enumerate(prefixes)])
         for draft, prefix in zip(drafts, prefixes, strict=True):
             assert_rows_are_the_models(draft, model, prefix)
             leaf = line(draft.tree.tokens, draft.tree.parents, len(draft.tree) - 1)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
+
 from specdiff.decode import DecodeLoop, Request
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import DraftRequest, Observation
@@ -22,7 +24,6 @@ from specdiff.testing import ScriptedDrafter, TableMarginals
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings
 from support.drafting import ask, decode, llama, plain
 from support.tokenizing import TEXTS, TOKENIZERS, ReciteTarget, byte_level, characters, metaspace
-from transformers import PreTrainedTokenizerFast
 
 PAIRS = list(itertools.permutations(TOKENIZERS, 2))
 CHAIN = Budget(gamma=6, shape=Chain())
@@ -162,7 +163,8 @@ def test_control_tokens_pass_by_name_and_others_end_the_draft() -> None:
     assert draft.tree.tokens.tolist() == [*TextCodec(target).ids(" fox"), end, end]
     # <stop> means nothing to the target
     letters = characters()
-    ending = ScriptedDrafter(lambda r: [*TextCodec(letters).ids("ab"), letters.eos_token_id, 5], vocab_size=len(letters))
+    script_of_letters = [*TextCodec(letters).ids("ab"), letters.eos_token_id, 5]
+    ending = ScriptedDrafter(lambda request: script_of_letters, vocab_size=len(letters))
     (draft,) = cross(ending, target, letters).open(1).propose([ask(0, prefix, CHAIN)])
     assert target.decode(draft.tree.tokens) == "ab"
 
@@ -176,7 +178,7 @@ def test_models_draft_across_tokenizers_and_the_text_is_the_targets_own(target: 
     crossed = cross(WindowedDrafter(inner, context=32), ours, theirs)
     budget = Budget(gamma=3, shape=shape)
     assert crossed.provenance(budget) is Provenance.FIXED
-    prompts = [torch.tensor(ours(t, add_special_tokens=False)["input_ids"][:n]) for t, n in zip(TEXTS[2:], (9, 4), strict=True)]
+    prompts = [torch.tensor(TextCodec(ours).ids(t)[:n]) for t, n in zip(TEXTS[2:], (9, 4), strict=True)]
     loop, events = decode(model, crossed, budget, prompts=prompts, new_tokens=12)
     for row, prompt in zip(loop.rows, prompts, strict=True):
         assert row.new_tokens == plain(model, prompt, 12)
@@ -189,7 +191,8 @@ def test_marginal_drafters_draft_across_tokenizers() -> None:
     inner = MarginalDrafter(TableMarginals.random(len(theirs), 5))
     model = llama(1, vocab=len(ours))
     prompt = torch.tensor(ours("The quick")["input_ids"])
-    loop, events = decode(model, cross(inner, ours, theirs), Budget(gamma=5, shape=BestFirst(9)), prompts=[prompt], new_tokens=15)
+    budget = Budget(gamma=5, shape=BestFirst(9))
+    loop, events = decode(model, cross(inner, ours, theirs), budget, prompts=[prompt], new_tokens=15)
     assert loop.rows[0].new_tokens == plain(model, prompt, 15)
     assert any(len(e.draft.tree) for e in events)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Drafter, DraftRequest, DraftSession, Observation
 from specdiff.drafters.block_causal import BlockCausalSource

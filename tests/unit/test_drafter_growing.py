@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+
 from specdiff.drafters.growing import Grower, grow
 from specdiff.randomness import RandomStream, Uniforms, inverse_cdf
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings
 from support.drafting import line
-from torch import Tensor
 
 W, TEMPERATURE = 5, 0.7
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from specdiff.drafters.ngram import NgramDrafter
 from specdiff.errors import InputError
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings

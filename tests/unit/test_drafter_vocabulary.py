@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from specdiff.drafters.registry import KINDS, describe
-from specdiff.drafters.vocabulary import check_same_vocabulary
-from specdiff.errors import PairingError
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
+
+from specdiff.drafters.registry import KINDS, describe
+from specdiff.drafters.vocabulary import check_same_vocabulary
+from specdiff.errors import PairingError
 
 
 def tokenizer(words: list[str], *control: str) -> PreTrainedTokenizerFast:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Drafter, Observation
 from specdiff.drafters.block_causal import BlockCausalSource
@@ -17,7 +20,6 @@ from specdiff.errors import InputError
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.types import BestFirst, Budget, Chain, Draft, Siblings
 from support.drafting import VOCAB, ask, llama
-from torch import Tensor
 
 CONTEXT, GAMMA = 16, 3
 BUDGET = Budget(gamma=GAMMA, shape=Siblings((2, 2, 1)))
@@ -86,7 +88,7 @@ def test_drafts_equal_those_of_a_fresh_drafter_on_the_window(kind: str, prompt: 
         after = states(inner, text[:-1])
         after = None if after is None else after[old - 1 :]
         session.observe([Observation(row=1, start=old, tokens=tuple(new), accepted=len(new) - 1, features=after)])
-    moves = sum(a != b for a, b in zip(starts, starts[1:], strict=False))
+    moves = sum(a != b for a, b in itertools.pairwise(starts))
     assert moves <= 14 * 1.5 / (CONTEXT - GAMMA - CONTEXT * 3 // 4) + 1  # not every round
     if prompt >= 15:
         assert moves >= 1

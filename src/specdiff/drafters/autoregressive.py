@@ -94,11 +94,13 @@ class AutoregressiveSession:
         self._cache.rewind(row, length)
 
     def _grow(self, logits: Tensor, request: DraftRequest) -> Grower:
-        drafter = self._drafter
-        return grow(logits[: drafter.vocab_size], request.budget, request.random, vocab=drafter.vocab, source=drafter.name)
+        d = self._drafter
+        return grow(logits[: d.vocab_size], request.budget, request.random, vocab=d.vocab, source=d.name)
 
 
-def _advance(row: int, grower: Grower, logits: Tensor | None, levels: dict[int, Level], drafts: dict[int, Draft]) -> None:
+def _advance(
+    row: int, grower: Grower, logits: Tensor | None, levels: dict[int, Level], drafts: dict[int, Draft]
+) -> None:
     """Let one row's tree grow; it then waits for the next level in ``levels``, or is finished in ``drafts``."""
     try:
         levels[row] = grower.send(logits)  # type: ignore[arg-type] - None starts a generator

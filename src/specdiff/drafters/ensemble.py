@@ -60,7 +60,8 @@ class EnsembleDrafter:
             raise InputError.of("members", expected="at least one drafter, of distinct names", got=names,
                                 remedy="give each drafter a name of its own")
         if any(m.share <= 0 for m in members):
-            raise InputError.of("share", expected="numbers > 0", got=[m.share for m in members], remedy="leave a member out")
+            raise InputError.of("share", expected="numbers > 0", got=[m.share for m in members],
+                                remedy="leave a member out that shall not draft")
         self.members = tuple(members)
         self.name = name or "+".join(names)
         self.vocab_size = max(m.drafter.vocab_size for m in members)

@@ -29,8 +29,10 @@ def grow(logits: Tensor, budget: Budget, random: Random, *, vocab: Tensor | None
     """The grower of ``budget.shape``.
 
     Args:
-        logits: [W] after the last committed token. budget: shape, depth and draft temperature.
-        random: the draft stream. vocab: [W] = 0 .. W - 1 where the target has more tokens, else None.
+        logits: [W] after the last committed token.
+        budget: shape, depth and draft temperature.
+        random: the draft stream.
+        vocab: [W] = 0 .. W - 1 where the target has more tokens, else None.
         source: name of the drafter.
     """
     shape = budget.shape

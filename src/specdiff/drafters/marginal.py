@@ -1,4 +1,4 @@
-"""Drafters that return the marginals of a whole window at once (one-step diffusion), and how marginals become a draft."""
+"""Drafters that return the marginals of a whole window at once (one-step diffusion); how marginals become a draft."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MarginalSession(Protocol):
         ...
 
     def logits(self, requests: Sequence[DraftRequest]) -> list[Tensor]:
-        """Logits [G, W] for each request, G <= ``budget.gamma``: row j predicts the (j + 1)-th token after the prefix."""
+        """Logits [G, W] for each request, G <= ``budget.gamma``: row j predicts token j + 1 after the prefix."""
         ...
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -104,7 +104,11 @@ def build(logits: Tensor, budget: Budget, random: Random, *, vocab: Tensor | Non
     """Turn marginals into a draft of ``budget.shape``.
 
     Args:
-        logits: [G, W]; budget: shape and draft temperature; random: the draft stream; vocab: [W] ids or None.
+        logits: [G, W] of the window.
+        budget: shape and draft temperature.
+        random: the draft stream.
+        vocab: [W] sorted target ids of the columns, None where column = id.
+        source: name of the drafter.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     shape = budget.shape

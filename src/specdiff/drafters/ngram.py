@@ -37,7 +37,8 @@ class NgramDrafter:
             raise InputError.of("shortest, longest", expected="1 <= shortest <= longest", got=(shortest, longest),
                                 remedy="look up suffixes of 1 to 3 tokens")
         if occurrences < 1:
-            raise InputError.of("occurrences", expected="an integer >= 1", got=occurrences, remedy="look at one at least")
+            raise InputError.of("occurrences", expected="an integer >= 1", got=occurrences,
+                                remedy="look at one at least")
         self.longest, self.shortest, self.occurrences = longest, shortest, occurrences
         self.name, self.vocab_size = name, vocab_size
         self.max_gamma: int | None = None

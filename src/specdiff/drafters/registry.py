@@ -38,6 +38,5 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
 def describe() -> str:
     """One line a kind, for help texts and error messages."""
     width = max(map(len, KINDS))
-    return "\n".join(
-        f"{name:<{width}}  {kind.summary}" + (" (needs a path)" if kind.needs_path else "") for name, kind in KINDS.items()
-    )
+    path = {True: " (needs a path)", False: ""}
+    return "\n".join(f"{name:<{width}}  {kind.summary}{path[kind.needs_path]}" for name, kind in KINDS.items())

@@ -1,8 +1,8 @@
 """From one tokenizer's ids to text and back, a few tokens at a time.
 
-Tokenizers look at what is around a token, so text is never cut and encoded alone: it is decoded and encoded behind a
-window of the tokens before it, and what the window itself gives is taken away. Half a character (bytes of one that comes
-in several tokens) is no text yet; it decodes to U+FFFD.
+Tokenizers look at what is around a token, so text is not simply cut and encoded: it is decoded and encoded behind a
+window of the tokens before it, and what the window itself gives is taken away. Half a character (bytes of one that
+comes in several tokens) is no text yet; it decodes to U+FFFD.
 """
 
 from __future__ import annotations
@@ -19,11 +19,6 @@ LONGEST_HALF = 8
 """Tokens. More that give no character are not half of one, but bytes that form none."""
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Tokens that stand for structure, not text (BOS, EOS, chat roles): id -> name."""
-    return {i: str(token.content) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-
-
 class TextCodec:
     """One tokenizer.
 
@@ -37,17 +32,17 @@ class TextCodec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, hidden: Collection[int] = ()) -> None:
         self._tokenizer, self._hidden = tokenizer, frozenset(hidden)
-        bos = tokenizer.bos_token_id
-        self.start = [bos] if bos is not None and list(tokenizer("")["input_ids"])[:1] == [bos] else []
+        first = [int(i) for i in tokenizer("")["input_ids"]][:1]
+        self.start = first if first == [tokenizer.bos_token_id] else []
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens by their names."""
         shown = [i for i in ids if i not in self._hidden]
-        return self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self._tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text, without `start`."""
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return [int(i) for i in self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
     def whole_text(self, before: Sequence[int], new: Sequence[int]) -> tuple[int, str]:
         """The text that the start of ``new`` adds behind ``before``, half a character at its end left out.

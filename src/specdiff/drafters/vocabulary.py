@@ -9,6 +9,11 @@ from specdiff.errors import PairingError
 _SHOWN = 3
 
 
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Tokens that stand for structure, not text (BOS, EOS, chat roles): id -> name."""
+    return {i: str(token.content) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
 def check_same_vocabulary(
     target: PreTrainedTokenizerBase,
     drafter: PreTrainedTokenizerBase,
@@ -20,8 +25,8 @@ def check_same_vocabulary(
 
     Sizes are no proof: two tokenizers of one size may map ids differently, and one tokenizer is often padded to
     different sizes (151936 and 152064). So every id that both know must carry the same token, and every token that both
-    know the same id. Only control tokens that both tokenizers added (reserved ones that a later release named) may
-    differ: such a guess is wrong now and then, never harmful.
+    know the same id. Only control tokens may differ (reserved ones that a later release named): such a guess is wrong
+    now and then, never harmful.
 
     Args:
         target: the target's tokenizer.
@@ -36,12 +41,12 @@ def check_same_vocabulary(
         PairingError: tokens and ids do not agree; the first differing ones are named.
     """
     ours, theirs = target.get_vocab(), drafter.get_vocab()
-    added = ours.keys() & target.get_added_vocab().keys() | theirs.keys() & drafter.get_added_vocab().keys()
-    differing = {t: (ours[t], theirs[t]) for t in ours.keys() & theirs.keys() - added if ours[t] != theirs[t]}
+    control = {*control_tokens(target).values(), *control_tokens(drafter).values()}
+    differing = {t: (ours[t], theirs[t]) for t in ours.keys() & theirs.keys() - control if ours[t] != theirs[t]}
     our_tokens, their_tokens = ({i: t for t, i in vocabulary.items()} for vocabulary in (ours, theirs))
     for i in our_tokens.keys() & their_tokens.keys():
         a, b = our_tokens[i], their_tokens[i]
-        if a != b and not (a in added and b in added):
+        if a != b and not {a, b} <= control:
             differing |= {a: (i, theirs.get(a)), b: (ours.get(b), i)}
     if differing or not ours.keys() & theirs.keys():
         first = sorted(differing.items(), key=lambda item: min(i for i in item[1] if i is not None))[:_SHOWN]

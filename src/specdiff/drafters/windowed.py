@@ -1,8 +1,8 @@
 """A drafter whose context is shorter than the target's goes on from the last tokens instead of failing.
 
 The inner drafter is shown a suffix of the text, its window. The window's start stays where it is while the text grows,
-so that the inner prefix cache goes on; only when the context is full does it jump, to leave room for many rounds. Drafts
-are verified as any other: the text stays exact, only acceptance may suffer from what the drafter no longer sees.
+so that the inner prefix cache goes on; only when the context is full does it jump, to leave room for many rounds.
+Drafts are verified as any other: the text stays exact, only acceptance may suffer from what the drafter does not see.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -145,33 +145,34 @@ class BlockCausalDenoiser(nn.Module):
             bad = [i for i in indices if not 0 <= i < num_layers]
             if bad:
                 raise ValueError(f"{option}: expected indices in [0, {num_layers}), got {bad}")
-        embedding = target.get_input_embeddings()
-        head = target.get_output_embeddings()
-        scale = getattr(embedding, "scalar_embed_scale", None) or getattr(embedding, "embed_scale", 1.0)
+        table = target.get_input_embeddings()
+        embedding, head = cast(Tensor, table.weight), cast(nn.Module, target.get_output_embeddings()).weight
+        head = cast(Tensor, head)
+        scale = getattr(table, "scalar_embed_scale", None) or getattr(table, "embed_scale", 1.0)
         base = shrink_config(inner.config, layers)
         config = DenoiserConfig(
             base_model_type=inner.config.model_type,
             base_config=base,
             layers=tuple(layers),
             window=window,
-            vocab_size=embedding.weight.shape[0],
-            hidden_size=embedding.weight.shape[1],
+            vocab_size=embedding.shape[0],
+            hidden_size=embedding.shape[1],
             feature_layers=tuple(feature_layers),
             embedding_scale=float(scale),
-            target_fingerprint=target_fingerprint(embedding.weight, head.weight),
+            target_fingerprint=target_fingerprint(embedding, head),
             name=name,
         )
         denoiser = cls(
             config,
-            target_embedding=embedding.weight,
-            target_head_weight=head.weight,
+            target_embedding=embedding,
+            target_head_weight=head,
             draft_vocab=torch.unique(draft_vocab.to(torch.int64)),
             attn_implementation=attn_implementation,
         )
         denoiser.decoder.load_state_dict(layer_subset_state(inner, layers), strict=True)
         with torch.no_grad():
             denoiser.mask_embedding.copy_(
-                embedding.weight[denoiser.draft_vocab].float().mean(0) * config.embedding_scale
+                embedding[denoiser.draft_vocab].float().mean(0) * config.embedding_scale
             )
         return denoiser
 

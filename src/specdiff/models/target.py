@@ -181,7 +181,7 @@ class CausalTargetSession:
         """Chunked, causal, without logits; features are None where all prompts have one token only."""
         rest = [p[:-1] for p in prompts]
         collected: list[list[Tensor]] = [[] for _ in prompts]
-        for start in range(0, max(len(r) for r in rest), _PREFILL_CHUNK):
+        for start in range(0, max((len(r) for r in rest), default=0), _PREFILL_CHUNK):
             chunk = [r[start : start + _PREFILL_CHUNK] for r in rest]
             output = self._decoder.run([NewRows.causal(c) for c in chunk], **self._prefill_options, **self._extra())
             self._check_layers(max(len(c) for c in chunk))
@@ -193,7 +193,9 @@ class CausalTargetSession:
         return [torch.cat(c) if c else None for c in collected]
 
     def score(self, requests: Sequence[ScoreRequest | None]) -> list[Tensor | None]:
-        """One pass over root and nodes of every row that asks."""
+        """One pass over root and nodes of every row that asks; none where no row does."""
+        if all(r is None for r in requests):
+            return [None] * len(requests)
         empty = NewRows.causal(torch.empty(0, dtype=torch.int64))
         output = self._decoder.run(
             [empty if r is None else NewRows.tree(r.root, r.tree) for r in requests], **self._extra()

@@ -116,14 +116,14 @@ class MasterWeights:
         self.optimizer.step()
         if self.average is not None:
             decay = min(self._config.ema_decay, (1 + step) / (10 + step))
-            torch._foreach_lerp_(self.average, self.weights, 1.0 - decay)
+            for mean, weight in zip(self.average, self.weights, strict=True):
+                mean.lerp_(weight, 1.0 - decay)
         self.load(self.weights)
         return float(norm)
 
-    @torch.no_grad()
     def load(self, values: Sequence[Tensor]) -> None:
         """Put fp32 values into the model's weights."""
-        torch._foreach_copy_(self._model, list(values))
+        _copy_into(self._model, values)
 
     def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return values by parameter name."""
@@ -135,9 +135,9 @@ class MasterWeights:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        torch._foreach_copy_(self.weights, state["weights"])
+        _copy_into(self.weights, state["weights"])
         if self.average is not None and state["average"] is not None:
-            torch._foreach_copy_(self.average, state["average"])
+            _copy_into(self.average, state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.load(self.weights)
 
@@ -284,3 +284,10 @@ class DenoiserTrainer:
         line = {"kind": kind, "step": self.step, "minutes": round(self.seconds / 60.0, 3), "windows": self.windows}
         with (self.output / "metrics.jsonl").open("a", encoding="utf-8") as out:
             out.write(json.dumps({**line, **values}) + "\n")
+
+
+@torch.no_grad()
+def _copy_into(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy values into tensors, whatever the dtypes."""
+    for place, value in zip(places, values, strict=True):
+        place.copy_(value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from specdiff.errors import CheckpointError, InputError, PairingError, UnsupportedModelError
@@ -180,6 +180,6 @@ def _check(model: PreTrainedModel, state: Mapping[str, Tensor], directory: Path)
 
 def cast_parameters(model: PreTrainedModel, dtype: torch.dtype, device: torch.device | str) -> None:
     """Move a module; buffers keep their dtype (rotary frequencies in bf16 would misplace distant tokens)."""
-    model.to(device)
+    nn.Module.to(model, device)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

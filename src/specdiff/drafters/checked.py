@@ -1,0 +1,73 @@
+"""What the loop requires of a draft before it spends a target pass on it: drafters are other people's code."""
+
+from __future__ import annotations
+
+import torch
+
+from specdiff.errors import DrafterError
+from specdiff.types import Draft, DraftLaw, Provenance
+
+_SUM_TOLERANCE = 1e-3
+
+
+def check_draft(draft: object, *, gamma: int, vocab_size: int) -> Draft:
+    """Return the draft if it is one and consistent in itself.
+
+    Args:
+        draft: what a drafter returned.
+        gamma: depth that was asked for.
+        vocab_size: V of the target.
+
+    Raises:
+        DrafterError: it is no `Draft`, too deep, has tokens outside the vocabulary, paths that are none, or a q that is
+            no probability law over the target's (or its own declared) vocabulary.
+    """
+    if not isinstance(draft, Draft):
+        raise DrafterError(f"drafter: expected a Draft, got {type(draft).__name__}")
+    tokens = draft.tree.tokens.tolist()
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise DrafterError(f"drafter: token ids must be in [0, {vocab_size}), got {tokens}")
+    if draft.tree.depth > gamma:
+        raise DrafterError(f"drafter: depth {draft.tree.depth} exceeds the budget's gamma {gamma}")
+    if draft.law is not None and tokens:
+        _check_paths(draft, tokens)
+        _check_law(draft, draft.law, vocab_size)
+    return draft
+
+
+def _check_paths(draft: Draft, tokens: list[int]) -> None:
+    parents = draft.tree.parents
+    if len(set(zip(parents, tokens, strict=True))) != len(tokens):
+        raise DrafterError("drafter: two children of one node carry the same token; merge them, paths keep the count")
+    if draft.provenance is Provenance.CHAIN and draft.paths != (tuple(range(len(tokens))),):
+        raise DrafterError(f"drafter: a sampled chain has one path over all its nodes, got {draft.paths}")
+    visited: set[int] = set()
+    for path in draft.paths:
+        for above, node in zip((-1, *path), path, strict=False):
+            if not 0 <= node < len(tokens) or parents[node] != above:
+                raise DrafterError(f"drafter: path {path} does not lead down the tree, whose parents are {parents}")
+        visited.update(path)
+    if draft.paths and len(visited) != len(tokens):
+        raise DrafterError("drafter: some nodes lie on no path, so they were not drawn from q")
+
+
+def _check_law(draft: Draft, law: DraftLaw, vocab_size: int) -> None:
+    rows, nodes = law.rows, len(draft.tree)
+    if rows.ndim != 2 or not rows.is_floating_point():
+        raise DrafterError(f"drafter: q rows must be [M, W] probabilities, got {rows.dtype} {tuple(rows.shape)}")
+    width = vocab_size if law.vocab is None else law.vocab.numel()
+    if rows.shape[1] != width:
+        raise DrafterError(f"drafter: q rows must have {width} columns, one a token, got {rows.shape[1]}")
+    if law.vocab is not None and not (int(law.vocab.min()) >= 0 and int(law.vocab.max()) < vocab_size):
+        raise DrafterError(f"drafter: q columns must be token ids in [0, {vocab_size})")
+    if len(law.row_of) != nodes + 1 or not all(-1 <= r < rows.shape[0] for r in law.row_of):
+        raise DrafterError(
+            f"drafter: row_of must name one of {rows.shape[0]} q rows (or -1) for the root and each of {nodes} nodes, "
+            f"got {law.row_of}"
+        )
+    if any(law.row_of[parent + 1] < 0 for parent in draft.tree.parents):
+        raise DrafterError("drafter: every node that has children needs the q row that they were drawn from")
+    sums = rows.sum(dim=-1, dtype=torch.float32)
+    # NaN fails every comparison, so this refuses it too
+    if not (bool((sums - 1).abs().max() <= _SUM_TOLERANCE) and bool(rows.amin() >= 0)):
+        raise DrafterError("drafter: q rows must be probabilities that sum to 1 (finite and not negative)")
