@@ -139,7 +139,7 @@ class DecodeLoop:
             for i in range(len(self.rows))
         ])
         scored = self._clock()
-        verdicts: dict[int, tuple[Verdict, str]] = {}
+        verdicts: dict[int, tuple[Verdict, str, str]] = {}
         for i in drafts:
             rows = logits[i]
             assert rows is not None
@@ -154,12 +154,12 @@ class DecodeLoop:
         times = {"draft_seconds": drafted - began, "target_seconds": scored - drafted, "verify_seconds": ended - scored}
         commits: list[Commit] = []
         observations: list[Observation] = []
-        for i, (verdict, rule) in verdicts.items():
+        for i, (verdict, rule, reason) in verdicts.items():
             row, draft, start = self.rows[i], drafts[i], len(self.rows[i].committed)
             commit = self._commit(i, draft, verdict)
             record = Round(
                 proposed=draft.tree.depth, nodes=len(draft.tree), accepted=commit.accepted,
-                committed=len(commit.tokens), extra=commit.extra, rule=rule, source=draft.source,
+                committed=len(commit.tokens), extra=commit.extra, rule=rule, reason=reason, source=draft.source,
                 drafter_passes=self._draft_passes() - passes, **times,
             )
             row.rounds.append(record)
@@ -241,14 +241,14 @@ class DecodeLoop:
             name = getattr(self._drafter, "name", type(self._drafter).__name__)
             raise DrafterError(f"drafter {name!r} raised {error!r}") from error
 
-    def _verify(self, row: Row, draft: Draft, logits: Tensor) -> tuple[Verdict, str]:
+    def _verify(self, row: Row, draft: Draft, logits: Tensor) -> tuple[Verdict, str, str]:
         law = row.laws.law(logits, torch.tensor(row.committed), draft.tree)
         if self._rule is None or len(draft.tree) == 0:
-            rule, _reason = choose(draft.provenance, greedy=law.greedy)
+            rule, reason = choose(draft.provenance, greedy=law.greedy)
         else:
-            rule = self._rule
+            rule, reason = self._rule, "asked for"
             check(rule, draft.provenance, greedy=law.greedy)
-        return rule.verify(draft, law, row.verify_random), rule.name
+        return rule.verify(draft, law, row.verify_random), rule.name, reason
 
     def _commit(self, index: int, draft: Draft, verdict: Verdict) -> Commit:
         row = self.rows[index]

@@ -27,7 +27,7 @@ from specdiff.hub.progress import ProgressCallback, ignore
 from specdiff.hub.safety import check_folder, read_json
 from specdiff.hub.store import ModelStore
 from specdiff.models.denoiser import BlockCausalDenoiser
-from specdiff.models.diffusion.families import is_diffusion
+from specdiff.models.diffusion.families import find_family
 from specdiff.models.diffusion.model import DiffusionLM
 from specdiff.models.load_target import dtype_of, load_target
 from specdiff.models.target import CausalTarget
@@ -56,8 +56,8 @@ def load(
 
     Args:
         target: catalog name (``specdiff models list``), a local folder, or a Hugging Face id.
-        drafter: ``"default"`` (the denoiser that ships with the default target), ``"none"``, ``"ngram"``, a folder or id
-            of weights (a block-causal denoiser, a masked diffusion LM, or any causal LM), or several joined by ``+``.
+        drafter: ``"default"`` (the denoiser that ships with the default target), ``"none"``, ``"ngram"``, a folder or
+            id of weights (block-causal denoiser, masked diffusion LM, or any causal LM), or several joined by ``+``.
         dtype: of the target: ``"auto"``, ``"bf16"``, ``"fp16"``, ``"fp32"`` or a torch dtype. drafter_dtype: the same
             for the drafter; ``"auto"`` = the target's.
         device: ``"cpu"``, ``"cuda"``, ...; None = the best there is. device_map: accelerate's, e.g. ``"auto"``.
@@ -132,8 +132,8 @@ class _DrafterLoader:
         except PairingError as error:
             if is_default:
                 raise PairingError.of(
-                    "drafter", expected=f"the target {DEFAULT_TARGET!r} beside drafter 'default'", got=self._target.name,
-                    remedy="use drafter='ngram', or a drafter trained for this target",
+                    "drafter", expected=f"the target {DEFAULT_TARGET!r} beside drafter 'default'",
+                    got=self._target.name, remedy="use drafter='ngram', or a drafter trained for this target",
                 ) from error
             raise
         drafter = MarginalDrafter(BlockCausalSource(denoiser))

@@ -135,7 +135,7 @@ def chain(tokens: Sequence[int], *, source: str = "") -> Draft:
 
 
 class ScriptedDrafter:
-    """Proposes the chain that ``script(request)`` returns; ``q`` (one [W] row, repeated) makes it claim to be sampled."""
+    """Proposes the chain that ``script(request)`` returns; with ``q`` (one [W] row) it claims to be sampled from it."""
 
     def __init__(self, script: Callable[[DraftRequest], Sequence[int]], *, vocab_size: int, q: Tensor | None = None):
         self._script, self._q = script, q

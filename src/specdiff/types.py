@@ -49,7 +49,8 @@ class TokenTree:
     depths: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        assert self.tokens.ndim == 1 and self.tokens.dtype == torch.int64, "tokens must be [N] int64"
+        assert self.tokens.ndim == 1, "tokens must be [N]"
+        assert self.tokens.dtype == torch.int64, "tokens must be int64"
         assert len(self.parents) == self.tokens.numel(), "one parent a node"
         depths: list[int] = []
         for node, parent in enumerate(self.parents):
@@ -198,7 +199,7 @@ class Round:
     Attributes:
         proposed: depth of the draft. nodes: tree size. accepted: drafted tokens committed.
         committed: all tokens committed, the extra one included where it was (EOS, a stop or the budget may cut).
-        extra: kind of the extra token, None where it was cut off. rule, reason: what verified, and why it was chosen.
+        extra: kind of the extra token, None where it was cut off. rule: what verified. reason: why this rule was chosen.
         source: which drafter's draft was verified. draft_seconds, target_seconds, verify_seconds: by the caller's
             clock, 0.0 without one. drafter_passes, target_passes: forward passes of each.
     """
@@ -209,6 +210,7 @@ class Round:
     committed: int
     extra: Extra | None
     rule: str
+    reason: str
     source: str
     drafter_passes: int
     target_passes: int = 1

@@ -67,9 +67,10 @@ def convert_gguf(gguf: Path, folder: Path, recipe: Recipe, origin: dict[str, str
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     config = transformers.AutoConfig.from_pretrained(gguf.parent, **location)
     tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, config=config, **location)
-    model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
         gguf.parent, config=config, dtype=torch.bfloat16, output_loading_info=True, **location, **options
     )
+    model, loading = loaded
     if missing := sorted(set(loading["missing_keys"]) - {"lm_head.weight"}):
         raise CheckpointError(f"{gguf}: lacks {len(missing)} tensors of the model, the first is {missing[0]}")
     if recipe.tied:
@@ -91,7 +92,8 @@ def convert_gguf(gguf: Path, folder: Path, recipe: Recipe, origin: dict[str, str
 
 def _tie(model: PreTrainedModel) -> None:
     """Make input and output embeddings one table; where the GGUF holds two, the output's was quantised less."""
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    inputs: Any = model.get_input_embeddings()
+    outputs: Any = model.get_output_embeddings()
     if inputs.weight.data_ptr() != outputs.weight.data_ptr():
         inputs.weight.data.copy_(outputs.weight.data)
         outputs.weight = inputs.weight
