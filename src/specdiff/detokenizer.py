@@ -25,8 +25,8 @@ class TextWindow:
     """The end of the text of all ids fed so far.
 
     After every `push`, ``text`` is a suffix of ``decode(all ids)`` and starts at character ``start`` of it. The cost of
-    a push is one decode of at most a few dozen ids, more only while no shorter window reproduces the text (an unbroken
-    run of ids without visible text).
+    a push is one decode of a few dozen ids, more only while no shorter window reproduces the text (an unbroken run of
+    ids without visible text).
 
     Args:
         decode: ids -> text; must be local: appending ids changes only the last few characters of the text.
@@ -60,15 +60,15 @@ class TextWindow:
             for size in range(kept, min(kept + 4, len(self._ids))):  # the next boundary of a character or word
                 text = self._decode(self._ids[-size:])
                 stable = len(text) - unstable
-                # A window must be seen to agree: it ends as the whole does, and starts with something that is text.
+                # A window must be seen to agree: it ends as the whole does, and is anchored in text.
                 if stable > self._keep and self.text.endswith(text) and _has_anchor(text[:stable]):
                     self.start += len(self.text) - len(text)
                     self.text = text
                     self._ids = self._ids[-size:]
-                    self._limit = max(WINDOW_LIMIT, 2 * size)
+                    self._limit = size + WINDOW_LIMIT
                     return
             kept *= 2
-        self._limit = 2 * len(self._ids)
+        self._limit = len(self._ids) + WINDOW_LIMIT
 
 
 def _has_anchor(text: str) -> bool:

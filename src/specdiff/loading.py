@@ -23,12 +23,14 @@ from specdiff.drafters.registry import describe
 from specdiff.drafters.vocabulary import check_same_vocabulary
 from specdiff.drafters.windowed import fit_context
 from specdiff.errors import InputError, PairingError
+from specdiff.hub.catalog import CATALOG
 from specdiff.hub.progress import ProgressCallback, ignore
-from specdiff.hub.safety import check_folder, read_json
+from specdiff.hub.safety import check_folder, check_weights, read_json
 from specdiff.hub.store import ModelStore
 from specdiff.models.denoiser import BlockCausalDenoiser
-from specdiff.models.diffusion.families import find_family
+from specdiff.models.diffusion.families import is_diffusion
 from specdiff.models.diffusion.model import DiffusionLM
+from specdiff.models.diffusion.tokenizer import load_tokenizer
 from specdiff.models.load_target import dtype_of, load_target
 from specdiff.models.target import CausalTarget
 
@@ -105,22 +107,19 @@ class _DrafterLoader:
     def _one(self, name: str) -> Drafter:
         if name == "ngram":
             return NgramDrafter(vocab_size=self._target.vocab_size)
-        if name == "default":
-            folder = default_denoiser()
-        else:
-            location = self._store.resolve(name)
-            if location.folder is None:
-                return self._autoregressive(location.source, name)
-            folder = location.folder
+        folder = default_denoiser() if name == "default" else Path(name)
         if not folder.is_dir():
-            raise InputError.of("drafter", expected=f"one of the kinds below, or a folder\n{describe()}\n", got=name,
-                                remedy="check the name")
-        check_folder(folder)
+            if "/" not in name and name not in CATALOG:
+                raise InputError.of("drafter", expected=f"a folder, a model id, or one of these kinds:\n{describe()}\n",
+                                    got=name, remedy="check the name")
+            return self._autoregressive(self._store.resolve(name, pull=True).source, name)
         config = read_json(folder / "config.json")
         if "base_model_type" in config:
+            check_weights(folder)
             return self._denoiser(folder, is_default=name == "default")
-        if is_diffusion(config):
+        if is_diffusion(config):  # its published code is mapped to transformers' own modules, never run
             return self._diffusion(folder, name)
+        check_folder(folder)
         return self._autoregressive(str(folder), name)
 
     def _denoiser(self, folder: Path, *, is_default: bool) -> Drafter:
@@ -142,8 +141,7 @@ class _DrafterLoader:
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
         lm = DiffusionLM.from_pretrained(folder, dtype=self._dtype, device=self._device)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        source = MaskedSource(lm, vocab_size=self._common(tokenizer, lm.config.vocab_size), name=name)
+        source = MaskedSource(lm, vocab_size=self._common(load_tokenizer(folder), lm.config.vocab_size), name=name)
         if self._steps > 1:
             return MultiStepDrafter(source, steps=self._steps, order=self._order)
         return MarginalDrafter(source)

@@ -134,7 +134,7 @@ def _decode_with_poison(model: PreTrainedModel, value: float | None) -> list[lis
 @torch.inference_mode()
 def _poison(session: CausalTargetSession, value: float) -> None:
     for layer in session._decoder.cache.layers:
-        for store in (layer.keys, layer.values):
+        for store in (layer.key_slots, layer.value_slots):
             for row, length in enumerate(session.lengths):
                 store[row, length:] = value
 
@@ -147,7 +147,7 @@ def test_a_finished_row_that_held_nan_cannot_poison_the_row_that_takes_its_place
     alone.prefill(prompts[1:])
     with torch.inference_mode():
         for layer in session._decoder.cache.layers:
-            layer.keys[0], layer.values[0] = torch.nan, torch.nan
+            layer.key_slots[0], layer.value_slots[0] = torch.nan, torch.nan
     session.finish(0)
     session.finish(0)  # twice is once
     request = ScoreRequest(5, TokenTree(torch.tensor([4, 8]), (-1, -1)))

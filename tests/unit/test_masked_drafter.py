@@ -190,8 +190,8 @@ class TestBlockCache:
                 assert cache.lengths == [(prefix.numel() - shift) // 4 * 4]
                 with torch.inference_mode():
                     for layer in cache.layers:
-                        layer.keys[:, cache.lengths[0] :] = 1e4
-                        layer.values[:, cache.lengths[0] :] = -1e4
+                        layer.key_slots[:, cache.lengths[0] :] = 1e4
+                        layer.value_slots[:, cache.lengths[0] :] = -1e4
 
     def test_the_poison_reaches_the_slots(self, models: dict[str, DiffusionLM]) -> None:
         """The check above would see a committed slot that is overwritten."""
@@ -199,7 +199,7 @@ class TestBlockCache:
         prefix = rounds([9])[0]
         before = session.logits([Window(0, prefix, masks(3))])[0]
         with torch.inference_mode():
-            session._decoder.cache.layers[0].keys[:, 7:] = 1e4
+            session._decoder.cache.layers[0].key_slots[:, 7:] = 1e4
         assert (session.logits([Window(0, prefix, masks(3))])[0] - before).abs().max() > 1e-3
 
     def test_only_new_tokens_are_run(self, models: dict[str, DiffusionLM]) -> None:

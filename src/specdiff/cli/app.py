@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.console import Console
 
-from specdiff.cli import chat, doctor, generate, models, selfcheck
+from specdiff.cli import chat, doctor, generate, models
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
@@ -17,7 +17,6 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
-app.command("selfcheck")(selfcheck.selfcheck)
 app.add_typer(models.app, name="models")
 
 

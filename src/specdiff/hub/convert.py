@@ -71,7 +71,7 @@ def convert_gguf(gguf: Path, folder: Path, recipe: Recipe, origin: dict[str, str
         gguf.parent, config=config, dtype=torch.bfloat16, output_loading_info=True, **location, **options
     )
     model, loading = loaded
-    if missing := sorted(set(loading["missing_keys"]) - {"lm_head.weight"}):
+    if missing := sorted(set(loading["missing_keys"]) - ({"lm_head.weight"} if recipe.tied else set())):
         raise CheckpointError(f"{gguf}: lacks {len(missing)} tensors of the model, the first is {missing[0]}")
     if recipe.tied:
         _tie(model)

@@ -10,6 +10,9 @@
 ``generate`` prepares everything as for its own loop and hands it over: the list of logits processors is applied as it
 stands (temperature and filters included, hence by nobody else), to every node of a draft, with the ids that its own
 loop would show it: left padding, prompt and continuation. What cannot be honoured is refused.
+
+``generate`` itself asks for a tokenizer it does not find when it has both ``stop_strings`` and a custom function: pass
+``stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]`` instead.
 """
 
 from __future__ import annotations

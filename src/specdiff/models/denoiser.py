@@ -93,7 +93,8 @@ class BlockCausalDenoiser(nn.Module):
         dtype, device = target_embedding.dtype, target_embedding.device
 
         base = AutoConfig.for_model(config.base_model_type, **copy.deepcopy(config.base_config))
-        self.decoder: PreTrainedModel = _build_decoder(base, dtype, attn_implementation).to(device)
+        self.decoder: PreTrainedModel = _build_decoder(base, dtype, attn_implementation)
+        nn.Module.to(self.decoder, device)
         # transformers 5.24 renamed `past_key_values` to `cache`; ask rather than compare versions.
         names = inspect.signature(type(self.decoder).forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
@@ -146,8 +147,8 @@ class BlockCausalDenoiser(nn.Module):
             if bad:
                 raise ValueError(f"{option}: expected indices in [0, {num_layers}), got {bad}")
         table = target.get_input_embeddings()
-        embedding, head = cast(Tensor, table.weight), cast(nn.Module, target.get_output_embeddings()).weight
-        head = cast(Tensor, head)
+        embedding = cast(Tensor, table.weight)
+        head = cast(Tensor, cast(nn.Module, target.get_output_embeddings()).weight)
         scale = getattr(table, "scalar_embed_scale", None) or getattr(table, "embed_scale", 1.0)
         base = shrink_config(inner.config, layers)
         config = DenoiserConfig(
@@ -171,9 +172,7 @@ class BlockCausalDenoiser(nn.Module):
         )
         denoiser.decoder.load_state_dict(layer_subset_state(inner, layers), strict=True)
         with torch.no_grad():
-            denoiser.mask_embedding.copy_(
-                embedding[denoiser.draft_vocab].float().mean(0) * config.embedding_scale
-            )
+            denoiser.mask_embedding.copy_(embedding[denoiser.draft_vocab].float().mean(0) * config.embedding_scale)
         return denoiser
 
     @property

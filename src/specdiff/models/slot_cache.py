@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specdiff.errors import UnsupportedModelError
+
 _GROWTH = 256  # slots; storage grows by half its size, at least by this
 
 
@@ -58,7 +60,8 @@ class SlotLayer(CacheLayerMixin):
     """Keys and values of one layer.
 
     Attributes:
-        keys, values: [places, capacity, heads, dim] storage, None before the first pass.
+        key_slots, value_slots: [places, capacity, heads, dim] storage, None before the first pass. The ``keys`` and
+            ``values`` of transformers' layers stay None, so that a model which reads them fails its self-check.
         written: slots that the last pass wrote in each row, 0 where the layer took no part in it.
     """
 
@@ -68,7 +71,12 @@ class SlotLayer(CacheLayerMixin):
     def __init__(self, slots: _Slots) -> None:
         super().__init__()
         self._slots = slots
+        self.key_slots: Tensor | None = None
+        self.value_slots: Tensor | None = None
         self.written = 0
+
+    def __deepcopy__(self, memo: object) -> SlotLayer:
+        raise UnsupportedModelError("its forward pass copies cache layers, which a roll-back cannot follow")
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate nothing yet; `update` reserves what it needs."""
@@ -78,8 +86,8 @@ class SlotLayer(CacheLayerMixin):
         """Write the new slots [B, heads, M, dim]; return views [B, heads, slots, dim] over all that some row uses."""
         self.is_initialized = True
         self.written = key_states.shape[2]
-        self.keys, keys = self._write(self.keys, key_states)
-        self.values, values = self._write(self.values, value_states)
+        self.key_slots, keys = self._write(self.key_slots, key_states)
+        self.value_slots, values = self._write(self.value_slots, value_states)
         return keys, values
 
     def _write(self, store: Tensor | None, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,14 +105,14 @@ class SlotLayer(CacheLayerMixin):
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Move slots within rows; both [n] are flat indices into [places * capacity]."""
-        for store in (self.keys, self.values):
+        for store in (self.key_slots, self.value_slots):
             if store is not None:
                 flat = store.flatten(0, 1)
                 flat.index_copy_(0, targets.to(store.device), flat.index_select(0, sources.to(store.device)))
 
     def copy_place(self, source: int, target: int) -> None:
         """Copy all slots of one place over another's, the dead ones too: they may hold what would poison a row."""
-        for store in (self.keys, self.values):
+        for store in (self.key_slots, self.value_slots):
             if store is not None:
                 store[target] = store[source]
 
@@ -183,9 +191,9 @@ class SlotCache(Cache):
     def _move(self, sources: list[tuple[int, int]], targets: list[tuple[int, int]]) -> None:
         indices: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         for layer in self.layers:
-            if layer.keys is None:  # a layer that reads another one's keys has none of its own
+            if layer.key_slots is None:  # a layer that reads another one's keys has none of its own
                 continue
-            key = (layer.keys.shape[1], layer.keys.device)
+            key = (layer.key_slots.shape[1], layer.key_slots.device)
             if key not in indices:
                 flat = [torch.tensor([p * key[0] + s for p, s in pairs]).to(key[1]) for pairs in (sources, targets)]
                 indices[key] = (flat[0], flat[1])
@@ -216,7 +224,7 @@ class SlotCache(Cache):
     def committed(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [heads, length, dim] of what is committed in one row of one layer (views)."""
         place, length = self._slots.order.index(row), self._slots.lengths[row]
-        keys, values = self.layers[layer].keys, self.layers[layer].values
+        keys, values = self.layers[layer].key_slots, self.layers[layer].value_slots
         assert keys is not None, "nothing was run yet"
         assert values is not None
         return keys[place, :length].transpose(0, 1), values[place, :length].transpose(0, 1)

@@ -22,7 +22,7 @@ _GROWING_ROPE = {"dynamic", "longrope"}
 # Largest deviation of a tree pass from sequential passes, in standard deviations of the logits: rounding stays below,
 # a mask that is ignored far above.
 _LIMITS = {torch.float32: 1e-3, torch.float64: 1e-6}
-_HALF_LIMIT = 0.15
+_HALF_LIMIT = 0.05
 
 
 def check_can_roll_back(model: PreTrainedModel) -> None:
@@ -119,7 +119,8 @@ def self_check(model: PreTrainedModel) -> float:
 
 
 def _deviations(model: PreTrainedModel) -> Iterator[float]:
-    vocab = model.config.get_text_config().vocab_size
+    config = model.config.get_text_config()
+    vocab = config.vocab_size
     prompts = [torch.arange(start, start + 37 * n, 37) % vocab for start, n in ((11, 6), (5, 3))]
     fork = TokenTree(torch.arange(3, 3 + 4 * 29, 29) % vocab, (-1, -1, 0, 1))  # two branches of two nodes
     twig = TokenTree(torch.tensor([17 % vocab]), (-1,))
@@ -129,9 +130,11 @@ def _deviations(model: PreTrainedModel) -> Iterator[float]:
     decoder.keep([range(len(p)) for p in prompts])
     tree = decoder.run([NewRows.tree(root, fork)] * 2).logits
     decoder.keep([[0, *(n + 1 for n in kept)]] * 2)
-    written = {layer.written for layer in decoder.cache.layers if layer.keys is not None}
+    written = {layer.written for layer in decoder.cache.layers if layer.key_slots is not None}
     if written != {len(fork) + 1}:
         raise ModelError(f"its layers wrote {sorted(written)} cache slots for {len(fork) + 1} tokens")
+    if len(decoder.cache.layers) > config.num_hidden_layers:
+        raise ModelError(f"it keeps {len(decoder.cache.layers)} cache layers for {config.num_hidden_layers} layers")
     after = decoder.run([NewRows.tree(root, twig)] * 2).logits
     for row, prompt in enumerate(prompts):
         for path in ((0, 2), kept):

@@ -235,7 +235,7 @@ class CausalTargetSession:
         self._features = torch.cat(states, dim=-1)
 
     def _check_layers(self, rows: int) -> None:
-        written = {layer.written for layer in self._decoder.cache.layers if layer.keys is not None}
+        written = {layer.written for layer in self._decoder.cache.layers if layer.key_slots is not None}
         if written != {rows}:
             raise UnsupportedModelError(
                 f"target: {self._decoder.model.config.model_type!r} wrote {sorted(written)} cache slots for {rows} "
