@@ -199,7 +199,7 @@ class Round:
     Attributes:
         proposed: depth of the draft. nodes: tree size. accepted: drafted tokens committed.
         committed: all tokens committed, the extra one included where it was (EOS, a stop or the budget may cut).
-        extra: kind of the extra token, None where it was cut off. rule: what verified. reason: why this rule was chosen.
+        extra: kind of the extra token, None where it was cut off. rule: what verified. reason: why this rule.
         source: which drafter's draft was verified. draft_seconds, target_seconds, verify_seconds: by the caller's
             clock, 0.0 without one. drafter_passes, target_passes: forward passes of each.
     """

@@ -207,7 +207,8 @@ def test_sampling_laws_are_those_of_generate() -> None:
     def fn(model: PreTrainedModel, input_ids: Tensor, *, logits_processor: Any, **more: Any) -> Any:
         prepared["processors"] = logits_processor
         return generate_speculatively(
-            model, input_ids, logits_processor, drafter=drafter(), gamma=3, rule=spy, seed=4, on_round=events.append, **more
+            model, input_ids, logits_processor, drafter=drafter(), gamma=3, rule=spy, seed=4, on_round=events.append,
+            **more,
         )
 
     model().generate(ROWS, attention_mask=MASK, max_new_tokens=8, custom_generate=fn, **arguments)
@@ -268,10 +269,9 @@ def test_several_sequences_differ() -> None:
     ({"remove_invalid_values": True}, "remove_invalid_values"),
     ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
     ({"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)}, "SynthIDText"),
-    ({"cache_implementation": "quantized", "cache_config": {"backend": "quanto"}}, "cache_implementation|quanto"),
     ({"synced_gpus": True}, "synced_gpus"),
     ({"assistant_model": "x"}, "assistant_model"),
-    ({"token_type_ids": torch.ones_like(ONE)}, "token_type_ids"),
+    ({"labels": ONE}, "labels"),
     ({"position_ids": torch.arange(3, 8)[None]}, "position_ids"),
     ({"gamma": 0}, "gamma"),
     ({"gamma": 2, "budget": Budget(gamma=2, shape=Chain())}, "gamma or budget"),
@@ -308,15 +308,16 @@ def test_padding_must_be_on_the_left(mask: list[list[int]]) -> None:
         )
 
 
-def test_rows_that_may_end_early_need_a_padding_id() -> None:
-    criteria = [RowEnds([8, 11, 7])]
+@pytest.mark.parametrize("options", [
+    {"stopping_criteria": [RowEnds([8, 11, 7])], "max_new_tokens": 9}, {"max_new_tokens": 600},
+])
+def test_rows_that_may_end_early_need_a_padding_id(options: dict[str, Any]) -> None:
     config = model().generation_config
     config.pad_token_id = None
     try:
         with pytest.raises(InputError, match="pad_token_id"):
             model().generate(
-                ROWS, attention_mask=MASK, stopping_criteria=criteria, custom_generate=generate_speculatively,
-                drafter=None, max_new_tokens=9,
+                ROWS, attention_mask=MASK, custom_generate=generate_speculatively, drafter=None, **options
             )
     finally:
         config.pad_token_id = PAD

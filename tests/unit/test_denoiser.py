@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from specdiff.errors import SpecdiffError
 from specdiff.models.denoiser import (
     CONFIG_NAME,
     WEIGHTS_NAME,
@@ -172,11 +173,11 @@ def test_features_start_as_nothing_and_then_reach_the_window():
 def test_wrong_features_are_refused():
     target = tiny_target()
     tokens, none = torch.ones(1, 3, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match="built without feature_layers"):
+    with pytest.raises(SpecdiffError, match="built without feature_layers"):
         cut(target).embed(tokens, none, torch.zeros(1, 3, HIDDEN))
     reading = cut(target, feature_layers=(1,))
     for features in (None, torch.zeros(1, 3, HIDDEN + 1), torch.zeros(1, 2, HIDDEN)):
-        with pytest.raises(ValueError, match="features: expected shape"):
+        with pytest.raises(SpecdiffError, match="features: expected shape"):
             reading.embed(tokens, none, features)
 
 
@@ -215,7 +216,7 @@ def test_given_state_is_saved_in_place_of_the_modules(tmp_path):
     loaded = BlockCausalDenoiser.from_pretrained(tmp_path, *tables(target))
     assert all((value == 0.25).all() for value in loaded.state_dict().values())
     state.pop("mask_embedding")
-    with pytest.raises(ValueError, match="missing \\['mask_embedding'\\]"):
+    with pytest.raises(SpecdiffError, match="missing \\['mask_embedding'\\]"):
         denoiser.save_pretrained(tmp_path, state)
 
 
@@ -229,12 +230,12 @@ def test_fp32_target_has_the_fingerprint_of_its_bf16_checkpoint():
 def test_another_target_is_refused_unless_asked_for(tmp_path):
     cut(tiny_target()).save_pretrained(tmp_path)
     other = tables(tiny_target(seed=1))
-    with pytest.raises(ValueError, match="check_target=False"):
+    with pytest.raises(SpecdiffError, match="check_target=False"):
         BlockCausalDenoiser.from_pretrained(tmp_path, *other)
     BlockCausalDenoiser.from_pretrained(tmp_path, *other, check_target=False)
-    with pytest.raises(ValueError, match="target_embedding: expected shape"):
+    with pytest.raises(SpecdiffError, match="target_embedding: expected shape"):
         BlockCausalDenoiser.from_pretrained(tmp_path, other[0][:-1], other[1])
-    with pytest.raises(ValueError, match="target_head_weight: expected shape"):
+    with pytest.raises(SpecdiffError, match="target_head_weight: expected shape"):
         BlockCausalDenoiser.from_pretrained(tmp_path, other[0], other[1][:, :-1])
 
 
@@ -258,7 +259,7 @@ def test_damaged_configuration_is_refused(tmp_path, change, message):
     cut(target).save_pretrained(tmp_path)
     path = tmp_path / CONFIG_NAME
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SpecdiffError, match=message):
         BlockCausalDenoiser.from_pretrained(tmp_path, *tables(target))
 
 
@@ -269,11 +270,11 @@ def test_missing_field_and_broken_json_are_refused(tmp_path):
     data = json.loads(path.read_text())
     data.pop("window")
     path.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match="missing \\['window'\\]"):
+    with pytest.raises(SpecdiffError, match="missing \\['window'\\]"):
         BlockCausalDenoiser.from_pretrained(tmp_path, *tables(target))
     for text in ("{", "[]"):
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"config\.json: expected"):
+        with pytest.raises(SpecdiffError, match=r"config\.json: expected"):
             BlockCausalDenoiser.from_pretrained(tmp_path, *tables(target))
 
 
@@ -285,7 +286,7 @@ def test_damaged_weights_are_refused(tmp_path):
 
     def refused(tensors, message):
         save_file(tensors, path)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(SpecdiffError, match=message):
             BlockCausalDenoiser.from_pretrained(tmp_path, *tables(target))
 
     refused({k: v for k, v in good.items() if k != "mask_embedding"}, "missing \\['mask_embedding'\\]")
@@ -296,17 +297,17 @@ def test_damaged_weights_are_refused(tmp_path):
     refused({**good, "draft_vocab": torch.tensor([5, VOCAB])}, "strictly increasing ids in \\[0, 64\\)")
     refused({**good, "draft_vocab": torch.zeros(0, dtype=torch.int64)}, "non-empty")
     path.write_bytes(b"torn")
-    with pytest.raises(ValueError, match="expected a safetensors file"):
+    with pytest.raises(SpecdiffError, match="expected a safetensors file"):
         BlockCausalDenoiser.from_pretrained(tmp_path, *tables(target))
     path.unlink()
-    with pytest.raises(ValueError, match=r"expected a file denoiser\.safetensors"):
+    with pytest.raises(SpecdiffError, match=r"expected a file denoiser\.safetensors"):
         BlockCausalDenoiser.from_pretrained(tmp_path, *tables(target))
 
 
 def test_layers_outside_the_target_are_refused():
     target = tiny_target()
     for option in ("layers", "feature_layers"):
-        with pytest.raises(ValueError, match=f"{option}: expected indices in \\[0, 4\\), got \\[7\\]"):
+        with pytest.raises(SpecdiffError, match=f"{option}: expected indices in \\[0, 4\\), got \\[7\\]"):
             cut(target, **{option: (0, 7)})
 
 
@@ -314,7 +315,7 @@ def test_layer_list_is_found_by_its_length():
     inner = tiny_target().get_decoder()
     assert find_layer_list(inner)[0] == "layers"
     inner.config.num_hidden_layers = 5
-    with pytest.raises(ValueError, match="expected one list of 5 layers"):
+    with pytest.raises(SpecdiffError, match="expected one list of 5 layers"):
         find_layer_list(inner)
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from specdiff.errors import SpecdiffError
 from specdiff.objectives.masked import (
     IGNORED,
     masked_cross_entropy,
@@ -32,7 +33,7 @@ def test_weights_decay_geometrically():
 
 @pytest.mark.parametrize(("window", "decay"), [(0, 0.5), (4, 0.0), (4, 1.5), (4, -1.0)])
 def test_impossible_weights_are_refused(window, decay):
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(SpecdiffError, match="expected"):
         position_weights(window, decay)
 
 
@@ -92,13 +93,13 @@ def test_no_gradient_is_made_where_none_is_asked_for():
 
 def test_wrong_arguments_are_refused():
     states, head, labels, weights = rows()
-    with pytest.raises(ValueError, match="hidden and head_weight"):
+    with pytest.raises(SpecdiffError, match="hidden and head_weight"):
         masked_cross_entropy(states, head[:, :-1], labels, weights)
-    with pytest.raises(ValueError, match="labels and weights"):
+    with pytest.raises(SpecdiffError, match="labels and weights"):
         masked_cross_entropy(states, head, labels[:-1], weights)
-    with pytest.raises(ValueError, match="labels and weights"):
+    with pytest.raises(SpecdiffError, match="labels and weights"):
         masked_cross_entropy(states, head, labels, weights[:-1])
-    with pytest.raises(ValueError, match="head_weight: expected a frozen tensor"):
+    with pytest.raises(SpecdiffError, match="head_weight: expected a frozen tensor"):
         masked_cross_entropy(states, head.requires_grad_(), labels, weights)
-    with pytest.raises(ValueError, match="chunk"):
+    with pytest.raises(SpecdiffError, match="chunk"):
         masked_cross_entropy(states, head.detach(), labels, weights, chunk=0)

@@ -10,6 +10,7 @@ import torch
 from tests.unit.test_denoiser import DRAFT_VOCAB, HIDDEN, VOCAB, WINDOW, tiny_target
 from transformers import DynamicCache
 
+from specdiff.errors import SpecdiffError
 from specdiff.models.denoiser import BlockCausalDenoiser, block_causal_mask
 from specdiff.objectives.masked import IGNORED
 from specdiff.train.acceptance import best_first_depth, measure_acceptance
@@ -73,7 +74,7 @@ def test_pack_shifts_labels_and_marks_what_is_unknown():
 
 @pytest.mark.parametrize("anchors", [[], [3], [17], [-1]])
 def test_anchors_outside_the_answer_are_refused(anchors):
-    with pytest.raises(ValueError, match="anchors of a"):
+    with pytest.raises(SpecdiffError, match="anchors of a"):
         pack(ROWS[:1], [anchors], window=WINDOW, labels_of=LABELS_OF)
 
 
@@ -187,7 +188,7 @@ def test_rows_are_read_and_bad_lines_named(tmp_path):
         '{"id": "a", "prompt_ids": [], "ids": [1]}',
     ):
         path.write_text(json.dumps(good) + "\n" + bad)
-        with pytest.raises(ValueError, match="line 2: expected"):
+        with pytest.raises(SpecdiffError, match="line 2: expected"):
             read_rows(path)
 
 
@@ -230,9 +231,9 @@ def test_stream_keeps_the_mixture_and_visits_every_row():
 def test_empty_or_weightless_sources_are_refused():
     config = StreamConfig()
     for sources in ([], [([], 1.0)], [([row(9, 3)], 0.0)]):
-        with pytest.raises(ValueError, match="sources: expected rows"):
+        with pytest.raises(SpecdiffError, match="sources: expected rows"):
             WindowStream(sources, LABELS_OF, config)
-    with pytest.raises(ValueError, match="window: expected"):
+    with pytest.raises(SpecdiffError, match="window: expected"):
         StreamConfig(window=0)
 
 
@@ -260,7 +261,7 @@ def test_acceptance_of_a_drafter_that_knows_the_answer():
     assert result.by_offset == (1.0,) * WINDOW
     denoiser.head = lambda _: torch.nn.functional.one_hot((labels + 1) % 21, DRAFT_VOCAB.numel()).float() * 50
     assert measure_acceptance(denoiser, [answer], LABELS_OF, tree_nodes=1).chain == 1.0
-    with pytest.raises(ValueError, match="rows"):
+    with pytest.raises(SpecdiffError, match="rows"):
         measure_acceptance(denoiser, [], LABELS_OF)
 
 
@@ -312,7 +313,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 
 def test_resume_without_a_checkpoint_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="start without --resume"):
+    with pytest.raises(SpecdiffError, match="start without --resume"):
         trainer(tmp_path).resume()
 
 
@@ -323,7 +324,7 @@ def test_rate_rises_then_falls_to_its_floor():
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[10] == pytest.approx(1.0)
     assert rates[100] == pytest.approx(0.05)
-    with pytest.raises(ValueError, match="minutes"):
+    with pytest.raises(SpecdiffError, match="minutes"):
         TrainerConfig(minutes=0.0)
-    with pytest.raises(ValueError, match="ema_decay"):
+    with pytest.raises(SpecdiffError, match="ema_decay"):
         TrainerConfig(ema_decay=1.0)

@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
+from specdiff.errors import CheckpointError, InputError, PairingError
 from specdiff.models.denoiser_config import (
     CONFIG_NAME,
     DenoiserConfig,
@@ -145,7 +146,7 @@ class BlockCausalDenoiser(nn.Module):
         for option, indices in (("layers", layers), ("feature_layers", feature_layers)):
             bad = [i for i in indices if not 0 <= i < num_layers]
             if bad:
-                raise ValueError(f"{option}: expected indices in [0, {num_layers}), got {bad}")
+                raise InputError(f"{option}: expected indices in [0, {num_layers}), got {bad}")
         table = target.get_input_embeddings()
         embedding = cast(Tensor, table.weight)
         head = cast(Tensor, cast(nn.Module, target.get_output_embeddings()).weight)
@@ -202,13 +203,13 @@ class BlockCausalDenoiser(nn.Module):
             width = self.feature_projection.in_features
             got = None if features is None else tuple(features.shape)
             if features is None or got != (*tokens.shape, width):
-                raise ValueError(
+                raise InputError(
                     f"features: expected shape {(*tokens.shape, width)}, got {got}; "
                     f"concatenate the target's hidden states of layers {self.config.feature_layers}"
                 )
             embeds = embeds + self.feature_projection(features.to(embeds.dtype))
         elif features is not None:
-            raise ValueError("features: expected None, got a tensor; this denoiser was built without feature_layers")
+            raise InputError("features: expected None, got a tensor; this denoiser was built without feature_layers")
         return torch.where(is_mask.unsqueeze(-1), self.mask_embedding, embeds)
 
     def hidden(
@@ -300,30 +301,30 @@ class BlockCausalDenoiser(nn.Module):
             The denoiser, in eval mode.
 
         Raises:
-            ValueError: files are missing or damaged, or do not fit each other or the target.
+            CheckpointError: files are missing or damaged. PairingError: they do not fit the target.
         """
         directory = Path(directory)
         for name in (CONFIG_NAME, WEIGHTS_NAME):
             if not (directory / name).is_file():
-                raise ValueError(f"directory: expected a file {name} in {directory}, got none; is the path right?")
+                raise CheckpointError(f"directory: expected a file {name} in {directory}, got none; is the path right?")
         try:
             data = json.loads((directory / CONFIG_NAME).read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{CONFIG_NAME}: expected JSON, got {error}; export the denoiser again") from error
+            raise CheckpointError(f"{CONFIG_NAME}: expected JSON, got {error}; export the denoiser again") from error
         config = DenoiserConfig.from_dict(data)
         try:
             tensors = load_file(directory / WEIGHTS_NAME)
         except SafetensorError as error:
-            raise ValueError(
+            raise CheckpointError(
                 f"{WEIGHTS_NAME}: expected a safetensors file, got {error}; copy or export the denoiser again"
             ) from error
         if _VOCAB_KEY not in tensors:
-            raise ValueError(f"{WEIGHTS_NAME}: expected a tensor {_VOCAB_KEY}, got none; export the denoiser again")
+            raise CheckpointError(f"{WEIGHTS_NAME}: expected a tensor {_VOCAB_KEY}, got none; export it again")
         check_borrowed(config, target_embedding, target_head_weight)
         if check_target:
             got = target_fingerprint(target_embedding, target_head_weight)
             if got != config.target_fingerprint:
-                raise ValueError(
+                raise PairingError(
                     f"target_fingerprint: expected {config.target_fingerprint}, got {got}; pass the target this "
                     "denoiser was trained for, or check_target=False to draft for another one with the same tokenizer"
                 )

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from specdiff.errors import CheckpointError, InputError, PairingError
+
 FORMAT_VERSION = 1
 CONFIG_NAME = "config.json"
 
@@ -50,22 +52,22 @@ class DenoiserConfig:
     def __post_init__(self) -> None:
         """Reject values no denoiser can be built from."""
         if self.format_version != FORMAT_VERSION:
-            raise ValueError(
+            raise InputError(
                 f"format_version: expected {FORMAT_VERSION}, got {self.format_version!r}; "
                 "load it with the specdiff release that wrote it, or export it again"
             )
         for name in ("window", "vocab_size", "hidden_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {value!r}; fix it in {CONFIG_NAME}")
+                raise InputError(f"{name}: expected a positive integer, got {value!r}; fix it in {CONFIG_NAME}")
         for name in ("layers", "feature_layers"):
             value = getattr(self, name)
             if not isinstance(value, tuple) or not all(type(i) is int and i >= 0 for i in value):
-                raise ValueError(f"{name}: expected a tuple of non-negative integers, got {value!r}")
+                raise InputError(f"{name}: expected a tuple of non-negative integers, got {value!r}")
         if not self.layers:
-            raise ValueError("layers: expected at least one target layer, got none; pass e.g. layers=(0, 1, 2)")
+            raise InputError("layers: expected at least one target layer, got none; pass e.g. layers=(0, 1, 2)")
         if self.shift is not True:
-            raise ValueError(f"shift: expected True, got {self.shift!r}; unshifted windows are not supported")
+            raise InputError(f"shift: expected True, got {self.shift!r}; unshifted windows are not supported")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -85,18 +87,18 @@ class DenoiserConfig:
             ValueError: a field is missing, unknown, or has a value that cannot be used.
         """
         if not isinstance(data, dict):
-            raise ValueError(f"{CONFIG_NAME}: expected a JSON object, got {type(data).__name__}")
+            raise CheckpointError(f"{CONFIG_NAME}: expected a JSON object, got {type(data).__name__}")
         known = {f.name for f in fields(cls)}
         missing, unknown = sorted(known - data.keys()), sorted(data.keys() - known)
         if missing or unknown:
-            raise ValueError(
+            raise CheckpointError(
                 f"{CONFIG_NAME}: expected the fields {sorted(known)}, got missing {missing} and unknown {unknown}; "
                 "is this directory a denoiser of this specdiff release?"
             )
         lists = {n: data[n] for n in ("layers", "feature_layers")}
         for name, value in lists.items():
             if not isinstance(value, (list, tuple)):
-                raise ValueError(f"{name}: expected a list of layer indices, got {value!r}; fix it in {CONFIG_NAME}")
+                raise InputError(f"{name}: expected a list of layer indices, got {value!r}; fix it in {CONFIG_NAME}")
         return cls(**{**data, **{n: tuple(v) for n, v in lists.items()}})
 
 
@@ -114,7 +116,7 @@ def check_borrowed(config: DenoiserConfig, embedding: Tensor, head: Tensor) -> N
     expected = (config.vocab_size, config.hidden_size)
     for name, weight in (("target_embedding", embedding), ("target_head_weight", head)):
         if tuple(weight.shape) != expected:
-            raise ValueError(
+            raise PairingError(
                 f"{name}: expected shape {expected}, got {tuple(weight.shape)}; pass the target of this denoiser"
             )
 
@@ -130,12 +132,12 @@ def check_draft_vocab(config: DenoiserConfig, draft_vocab: Tensor) -> None:
         ValueError: it is empty, unsorted, repeats ids, or has ids the target lacks.
     """
     if draft_vocab.ndim != 1 or draft_vocab.numel() == 0 or draft_vocab.is_floating_point():
-        raise ValueError(
+        raise InputError(
             f"draft_vocab: expected a non-empty 1-D integer tensor, got {draft_vocab.dtype} {tuple(draft_vocab.shape)}"
         )
     low, high = int(draft_vocab[0]), int(draft_vocab[-1])
     if low < 0 or high >= config.vocab_size or not bool((draft_vocab[1:] > draft_vocab[:-1]).all()):
-        raise ValueError(
+        raise InputError(
             f"draft_vocab: expected strictly increasing ids in [0, {config.vocab_size}), got ids from {low} to {high}; "
             "sort it with torch.unique"
         )
@@ -154,13 +156,13 @@ def check_state(expected: dict[str, Tensor], got: dict[str, Tensor], source: str
     """
     missing, unknown = sorted(expected.keys() - got.keys()), sorted(got.keys() - expected.keys())
     if missing or unknown:
-        raise ValueError(
+        raise CheckpointError(
             f"{source}: expected the denoiser's tensors, got missing {missing[:4]} and unknown {unknown[:4]}; "
             "weights and config are of different denoisers"
         )
     for name, tensor in expected.items():
         if got[name].shape != tensor.shape:
-            raise ValueError(
+            raise CheckpointError(
                 f"{source}: expected {name} of shape {tuple(tensor.shape)}, got {tuple(got[name].shape)}; "
                 "weights and config are of different denoisers"
             )

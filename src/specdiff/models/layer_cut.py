@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from specdiff.errors import UnsupportedModelError
+
 _NOT_ARCHITECTURE = ("architectures", "transformers_version", "_name_or_path", "dtype", "model_type", "use_cache")
 _LABEL_FIELDS = ("id2label", "label2id")
 _PER_LAYER_FIELDS = ("layer_types", "no_rope_layers", "mlp_layer_types")
@@ -33,7 +35,7 @@ def find_layer_list(decoder: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     found = [(n, m) for n, m in decoder.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     if len(found) != 1:
         names = [n for n, _ in found]
-        raise ValueError(
+        raise UnsupportedModelError(
             f"target: expected one list of {count} layers in {type(decoder).__name__}, got {names}; "
             "this architecture needs its own adapter"
         )

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdiff.errors import InputError
+
 IGNORED = -1
 """Label of a row that takes no part in the loss."""
 
@@ -58,9 +60,9 @@ def position_weights(window: int, decay: float = 0.8) -> Tensor:
         ValueError: an argument is out of range.
     """
     if window < 1:
-        raise ValueError(f"window: expected a positive integer, got {window}")
+        raise InputError(f"window: expected a positive integer, got {window}")
     if not 0.0 < decay <= 1.0:
-        raise ValueError(f"decay: expected a number in (0, 1], got {decay}; 1 weighs all offsets alike")
+        raise InputError(f"decay: expected a number in (0, 1], got {decay}; 1 weighs all offsets alike")
     return decay ** torch.arange(window, dtype=torch.float32)
 
 
@@ -84,7 +86,7 @@ def masked_cross_entropy(
     """
     _check(hidden, head_weight, labels, weights)
     if chunk < 1:
-        raise ValueError(f"chunk: expected a positive integer, got {chunk}")
+        raise InputError(f"chunk: expected a positive integer, got {chunk}")
     weights = weights.float().masked_fill(labels == IGNORED, 0.0)
     weights = weights / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
     loss, nll, correct = _FrozenHeadLoss.apply(hidden, head_weight, labels, weights, chunk)
@@ -149,14 +151,14 @@ class _FrozenHeadLoss(torch.autograd.Function):
 def _check(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor) -> None:
     rows = hidden.shape[0]
     if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
-        raise ValueError(
+        raise InputError(
             f"hidden and head_weight: expected [R, H] and [D, H], got {tuple(hidden.shape)} "
             f"and {tuple(head_weight.shape)}"
         )
     if labels.shape != (rows,) or weights.shape != (rows,):
-        raise ValueError(
+        raise InputError(
             f"labels and weights: expected shape ({rows},), got {tuple(labels.shape)} and {tuple(weights.shape)}; "
             "select the same rows from each"
         )
     if head_weight.requires_grad:
-        raise ValueError("head_weight: expected a frozen tensor, got one that requires a gradient; detach it")
+        raise InputError("head_weight: expected a frozen tensor, got one that requires a gradient; detach it")

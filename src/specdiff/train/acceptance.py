@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specdiff.errors import InputError
 from specdiff.objectives.masked import IGNORED
 from specdiff.train.packed import packed_window_states
 from specdiff.train.windows import AnswerRow, pack
@@ -61,7 +62,7 @@ def measure_acceptance(
         ValueError: there is no row.
     """
     if not rows:
-        raise ValueError("rows: expected at least one held-out answer, got none")
+        raise InputError("rows: expected at least one held-out answer, got none")
     was_training = denoiser.training
     denoiser.eval()
     totals = {"chain": [0, 0], "tree": [0, 0]}

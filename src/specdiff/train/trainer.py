@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdiff.errors import CheckpointError, InputError
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.objectives.masked import IGNORED, masked_cross_entropy, position_weights
 from specdiff.train.acceptance import measure_acceptance
@@ -63,9 +64,9 @@ class TrainerConfig:
         """Reject budgets and rates that cannot be used."""
         for name in ("minutes", "learning_rate", "clip", "checkpoint_minutes", "evaluate_minutes", "log_steps"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected a positive number, got {getattr(self, name)}")
         if not 0.0 <= self.ema_decay < 1.0:
-            raise ValueError(f"ema_decay: expected a number in [0, 1), got {self.ema_decay}")
+            raise InputError(f"ema_decay: expected a number in [0, 1), got {self.ema_decay}")
 
     def rate(self, progress: float) -> float:
         """Return the learning rate when `progress` (0 to 1) of the budget is used up."""
@@ -270,7 +271,7 @@ class DenoiserTrainer:
         """
         path = self.output / CHECKPOINT_NAME
         if not path.is_file():
-            raise ValueError(f"resume: expected {path}, got no such file; start without --resume")
+            raise CheckpointError(f"resume: expected {path}, got no such file; start without --resume")
         state = torch.load(path, weights_only=True)
         self.step, self.seconds, self.windows = state["step"], state["seconds"], state["windows"]
         self.master.load_state_dict(state["master"])

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from specdiff.errors import InputError
 from specdiff.objectives.masked import IGNORED
 
 
@@ -94,12 +95,12 @@ def read_rows(
                 name, prompt, answer = str(item["id"]), item["prompt_ids"], item["ids"]
                 tokens = tuple(int(t) for t in (*prompt, *answer))[:max_length]
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
+                raise InputError(
                     f"{path}, line {number}: expected an object with id, prompt_ids and ids, got {error!r}; "
                     "write the answers as one JSON object a line"
                 ) from error
             if not prompt:
-                raise ValueError(f"{path}, line {number}: expected a prompt of at least one token, got none")
+                raise InputError(f"{path}, line {number}: expected a prompt of at least one token, got none")
             if keep(name) and len(tokens) > len(prompt):
                 rows.append(AnswerRow(id=name, tokens=tokens, prompt_length=len(prompt)))
     return rows
@@ -158,7 +159,7 @@ def pack(rows: Sequence[AnswerRow], anchors: Sequence[Sequence[int]], *, window:
     """
     for row, chosen in zip(rows, anchors, strict=True):
         if not chosen or any(a not in row.anchors for a in chosen):
-            raise ValueError(f"anchors of {row.id}: expected some indices in {row.anchors}, got {list(chosen)}")
+            raise InputError(f"anchors of {row.id}: expected some indices in {row.anchors}, got {list(chosen)}")
     # The anchor itself is fed by its window, so the context ends one token before the last anchor.
     num_context = max(1, *(max(chosen) for chosen in anchors))
     num_windows = max(len(chosen) for chosen in anchors)
@@ -200,7 +201,7 @@ class StreamConfig:
         """Reject sizes that are not positive."""
         for name in ("rows_per_batch", "anchors_per_row", "window", "batches_per_pool"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected a positive integer, got {getattr(self, name)}")
+                raise InputError(f"{name}: expected a positive integer, got {getattr(self, name)}")
 
 
 class WindowStream:
@@ -221,7 +222,7 @@ class WindowStream:
         """
         if not sources or any(not rows or not weight > 0 for rows, weight in sources):
             got = [(len(rows), weight) for rows, weight in sources]
-            raise ValueError(f"sources: expected rows and a positive weight for each, got (rows, weight) = {got}")
+            raise InputError(f"sources: expected rows and a positive weight for each, got (rows, weight) = {got}")
         self.config = config
         self._sources = [rows for rows, _ in sources]
         self._labels_of = labels_of
