@@ -1,9 +1,10 @@
 """Is the text really the target's? Token-for-token against ``transformers``, ties told from differences.
 
-At temperature 0 in float32 the speculative text must equal ``generate``'s. Where the two first differ, the logits of that
-position are recomputed by one plain pass over the common prefix: if the two tokens' logits differ by less than a stated
-margin it is a *tie* (rounding chose), otherwise a *difference* (a bug). In bfloat16 rows are rounded differently in passes of different size, so
-every committed token is checked instead against the argmax of a fresh pass over the text (teacher forcing).
+At temperature 0 in float32 the speculative text must equal ``generate``'s. Where the two first differ, the logits of
+that position are recomputed by one plain pass over the common prefix: if the two tokens' logits differ by less than a
+stated margin it is a *tie* (rounding chose), otherwise a *difference* (a bug). In bfloat16, rows are rounded
+differently in passes of different size, so every committed token is checked instead against the argmax of a fresh pass
+over the text (teacher forcing).
 """
 
 from __future__ import annotations

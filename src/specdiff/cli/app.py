@@ -6,8 +6,9 @@ import sys
 
 import typer
 from rich.console import Console
+from transformers.utils import logging
 
-from specdiff.cli import chat, doctor, generate, models
+from specdiff.cli import chat, doctor, generate, models, profile
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
@@ -17,11 +18,13 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
+app.command("profile")(profile.profile)
 app.add_typer(models.app, name="models")
 
 
 def main() -> None:
     """Entry point: known errors become one clear line and exit code 2."""
+    logging.disable_progress_bar()  # the weights' own bars would run through our output
     try:
         app()
     except SpecdiffError as error:

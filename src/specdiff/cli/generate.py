@@ -58,12 +58,13 @@ def generate(
     compare_dtypes: Annotated[str | None, typer.Option(
         "--compare-dtypes", help="With --compare: plain decoding in these dtypes too, e.g. bf16,fp32.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt on stdout, nothing else.")] = False,
-    color: Annotated[bool | None, typer.Option("--color/--no-color", help="Mark tokens by kind; default: on a terminal.",
+    color: Annotated[bool | None, typer.Option("--color/--no-color", help="Mark tokens by kind; default: on terminals.",
     )] = None,
 ) -> None:
     """Generate text. Accepted, recovered and bonus tokens are told apart by colour where the terminal allows."""
     if compare_dtypes and not compare_:
-        raise InputError.of("--compare-dtypes", expected="--compare beside it", got=compare_dtypes, remedy="add --compare")
+        raise InputError.of("--compare-dtypes", expected="--compare beside it", got=compare_dtypes,
+                            remedy="add --compare")
     if limit is not None and (limit < 1 or file is None):
         raise InputError.of("--limit", expected=">= 1, with --file", got=limit, remedy="give --file, or leave it out")
     prompts = read_prompts(prompt, file, limit)
@@ -95,11 +96,13 @@ def generate(
 
 
 def with_budget(
-    decoder: SpeculativeDecoder, rule: str, shape: str | None, gamma: int | None, draft_temperature: float, *, greedy: bool
+    decoder: SpeculativeDecoder, rule: str, shape: str | None, gamma: int | None, draft_temperature: float, *,
+    greedy: bool,
 ) -> SpeculativeDecoder:
     """The decoder with the budget that the shape options describe."""
     base = default_budget(decoder.drafter, greedy=greedy, gamma=gamma)
-    budget = Budget(gamma=base.gamma, shape=o.parse_shape(shape) if shape else base.shape, temperature=draft_temperature)
+    chosen = o.parse_shape(shape) if shape else base.shape
+    budget = Budget(gamma=base.gamma, shape=chosen, temperature=draft_temperature)
     return SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, Settings(rule=rule, budget=budget))
 
 
