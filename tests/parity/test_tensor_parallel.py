@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from support.tiny_targets import VOCAB, tiny_model
+from support.tiny_targets import tiny_model
 
 _WORKER = """
 import json, os, sys
@@ -36,7 +36,7 @@ for temperature in (0.0, 0.9):
                 sampling=SamplingOptions(temperature=temperature))
         for i, n in enumerate((6, 1))
     ]
-    drafter = ScriptedDrafter(lambda r: [(7 * len(r.prefix) + i) % 97 for i in range(3)], vocab_size=97)
+    drafter = ScriptedDrafter(lambda r: [(7 * len(r.prefix) + i) % 96 for i in range(3)], vocab_size=96)
     loop = DecodeLoop(target, drafter, requests, budget=Budget(gamma=3, shape=Chain()))
     for _ in loop.run():
         pass
@@ -61,8 +61,8 @@ def _run(command: list[str]) -> None:
 @pytest.mark.slow
 def test_two_ranks_say_what_one_says(tmp_path: Path) -> None:
     folder, worker, out = tmp_path / "tiny-llama", tmp_path / "worker.py", tmp_path / "out"
-    tiny_model("llama").save_pretrained(folder)
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    tiny_model("llama", vocab_size=96).save_pretrained(folder)  # a vocabulary that two ranks can split
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(96)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
     worker.write_text(_WORKER)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

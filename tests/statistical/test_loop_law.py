@@ -1,8 +1,8 @@
 """Row 2: the whole loop produces the target's law, for every drafter and every rule that is declared exact for it.
 
 A target over four tokens whose law depends on the last two; the joint law of three tokens has 64 cells. Per case many
-sequences run as rows of one batch, each from its own seed; their first three and their last three tokens are compared to
-the law computed from the table alone, by a chi-square test at 1e-6 (cells that expect fewer than 5 are pooled).
+sequences run as rows of one batch, each from its own seed; their first three and their last three tokens are compared
+to the law computed from the table alone, by a chi-square test at 1e-6 (cells that expect fewer than 5 are pooled).
 
 The default suite runs every pair of drafter and rule once, with few sequences; ``-m proof`` runs every pair at every
 gamma and temperature with 200,000 (``SPECDIFF_LAW_SEQUENCES`` changes that number: the whole takes about half a
@@ -160,7 +160,7 @@ def law_case(kind: str, rule: str, gamma: int, temperature: float, sequences: in
     return check(run(KINDS[kind].make(), budget, chosen, sampling, sequences, seed=seed), temperature)
 
 
-FEW = 1000
+FEW = 600
 MANY = int(os.environ.get("SPECDIFF_LAW_SEQUENCES", "200000"))
 SPREAD = [(GAMMAS[(2 * i + 2) % 5], TEMPERATURES[i % 3]) for i in range(len(PAIRS))]
 QUICK = [(*pair, *point, FEW) for pair, point in zip(PAIRS, SPREAD, strict=True)]
@@ -188,8 +188,8 @@ def test_pairs_cover_every_rule_and_every_kind() -> None:
 
 def test_law_under_processors() -> None:
     """The law of a token depends on all tokens before it, so a wrong prefix inside a draft shows."""
-    sampling = SamplingOptions(temperature=1.2, repetition_penalty=1.8, frequency_penalty=0.4, top_k=3, min_new_tokens=1)
-    tokens = run(marginals(), Budget(gamma=2, shape=Siblings((2, 2))), RULES["without_replacement"], sampling, 2500)
+    sampling = SamplingOptions(temperature=1.2, repetition_penalty=1.8, frequency_penalty=0.4, top_k=3)
+    tokens = run(marginals(), Budget(gamma=2, shape=Siblings((2, 2))), RULES["without_replacement"], sampling, 1200)
     builder = LawBuilder(sampling, prompt_length=2, eos_ids=(), vocab_size=V)
     empty = TokenTree(torch.empty(0, dtype=torch.int64), ())
 
@@ -219,7 +219,7 @@ def best_and_worst(request: DraftRequest) -> list[int]:
 def test_positive_controls(rule: str) -> None:
     """A drafter that peeks at the target looks unfair, but only the verifier's uniforms must be hidden from it."""
     drafter = ScriptedDrafter(best_and_worst, vocab_size=V)
-    tokens = run(drafter, Budget(gamma=4, shape=Chain()), RULES[rule], SamplingOptions(temperature=1.0), 2500, seed=99)
+    tokens = run(drafter, Budget(gamma=4, shape=Chain()), RULES[rule], SamplingOptions(temperature=1.0), 1200, seed=99)
     assert min(check(tokens, 1.0)) >= LEVEL
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.distributed import DistributedConfig
 
 from specdiff.errors import CheckpointError, DownloadError, InputError, ModelError, UnsupportedModelError
 from specdiff.hub.safety import check_folder
@@ -126,13 +126,7 @@ def _check_source(source: str, trust_remote_code: bool) -> bool:
 
 def _placement(device: Any, device_map: Any, tp_plan: Any) -> dict[str, Any]:
     if tp_plan is not None:
-        try:
-            from transformers.distributed import DistributedConfig
-        except ImportError:
-            return {"tp_plan": tp_plan}
-        if "tp_plan" in inspect.signature(DistributedConfig).parameters:
-            return {"distributed_config": DistributedConfig(tp_plan=tp_plan)}
-        return {"tp_plan": tp_plan}  # the spelling before transformers 5.24
+        return {"distributed_config": DistributedConfig(tp_plan=tp_plan)}
     if device_map is not None:
         return {"device_map": device_map}
     if device is None:

@@ -1,0 +1,145 @@
+"""The command line: inputs, outputs, and one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specdiff.cli.app import app
+from specdiff.cli.generate import read_prompts
+from specdiff.cli.options import parse_shape
+from specdiff.errors import InputError, PairingError
+from specdiff.types import BestFirst, Chain, Samples, Siblings
+from support.tiny_targets import tiny_model
+from support.tokenizing import byte_level
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny random Llama with a byte-level tokenizer, as a folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = byte_level()
+    tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def run(*arguments: str, stdin: str | None = None):
+    return CliRunner().invoke(app, list(arguments), input=stdin, catch_exceptions=True)
+
+
+def generate(target: str, *arguments: str, stdin: str | None = None):
+    return run("generate", "--target", target, "--drafter", "ngram", "-n", "12", *arguments, stdin=stdin)
+
+
+def test_json_holds_the_text_and_the_counts(target):
+    done = generate(target, "--json", "The quick brown")
+    assert done.exit_code == 0, done.output
+    row = json.loads(done.stdout)
+    assert len(row["tokens"]) == row["totals"]["tokens"] == 12
+    assert row["finish"] == "length"
+    assert row["prompt"] == "The quick brown"
+
+
+def test_stdin_and_argument_give_the_same_text(target):
+    given = json.loads(generate(target, "--json", "The quick").stdout)
+    piped = json.loads(generate(target, "--json", stdin="The quick").stdout)
+    dashed = json.loads(generate(target, "--json", "-", stdin="The quick").stdout)
+    assert given["tokens"] == piped["tokens"] == dashed["tokens"]
+
+
+def test_a_drafter_changes_nothing_but_the_passes(target):
+    plain = json.loads(run("generate", "--target", target, "--drafter", "none", "-n", "12", "--json", "The fox").stdout)
+    drafted = json.loads(generate(target, "--json", "The fox").stdout)
+    itself = json.loads(run("generate", "--target", target, "--drafter", target, "-n", "12", "--json", "The fox").stdout)
+    assert plain["tokens"] == drafted["tokens"] == itself["tokens"]
+    assert itself["totals"]["target_passes"] < plain["totals"]["target_passes"] == 12
+
+
+def test_files_of_prompts(target, tmp_path: Path):
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("one\n\ntwo\n", encoding="utf-8")
+    rows = [json.loads(line) for line in generate(target, "--json", "--file", str(lines)).stdout.splitlines()]
+    assert [r["prompt"] for r in rows] == ["one", "two"]
+    jsonl = tmp_path / "prompts.jsonl"
+    jsonl.write_text('{"prompt": "a"}\n{"prompt": "b"}\n', encoding="utf-8")
+    assert read_prompts(None, jsonl, 1) == ["a"]
+
+
+def test_broken_files_are_named_by_line(tmp_path: Path):
+    broken = tmp_path / "broken.jsonl"
+    for bad in ("{", "[]", '{"text": "x"}', "7"):
+        broken.write_text('{"prompt": "a"}\n' + bad + "\n", encoding="utf-8")
+        with pytest.raises(InputError, match=r"broken.jsonl line 2"):
+            read_prompts(None, broken, None)
+    broken.write_text("\n", encoding="utf-8")
+    with pytest.raises(InputError, match="at least one prompt"):
+        read_prompts(None, broken, None)
+    with pytest.raises(InputError, match="readable file"):
+        read_prompts(None, tmp_path / "none.txt", None)
+    with pytest.raises(InputError, match="both"):
+        read_prompts("x", broken, None)
+
+
+def test_plain_output_marks_kinds_by_colour_only_where_asked(target):
+    coloured = generate(target, "--color", "The quick").stdout
+    bare = generate(target, "--no-color", "The quick").stdout
+    assert "\x1b[" in coloured
+    assert "\x1b[" not in bare
+
+
+def test_compare_prints_a_ratio_against_the_fastest(target):
+    done = generate(target, "--compare", "--json", "The quick")
+    assert done.exit_code == 0, done.output
+    row = json.loads(done.stdout)
+    assert set(row["tokens"]) == {"specdiff", "plain loop, float32", "transformers generate, float32"}
+    assert {tuple(t) for t in row["tokens"].values()} == {(12,)}
+    assert row["fastest_plain"] in row["tokens"]
+    assert row["speedup"] > 0
+
+
+@pytest.mark.parametrize(("text", "shape"), [
+    ("chain", Chain()), ("samples:8", Samples(8)), ("siblings:6,2,1", Siblings((6, 2, 1))), ("best-first:24", BestFirst(24)),
+])  # fmt: skip
+def test_shapes(text, shape):
+    assert parse_shape(text) == shape
+
+
+@pytest.mark.parametrize("text", ["", "chain:3", "samples", "samples:x", "siblings:", "siblings:2;1", "tree:4"])
+def test_unknown_shapes_are_refused(text):
+    with pytest.raises(InputError, match="shape"):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize("arguments", [
+    ("--temperature", "-1"), ("--top-p", "0"), ("--top-p", "1.5"), ("--gamma", "0"), ("--shape", "samples:0"),
+    ("--rule", "nonsense"), ("-n", "0"), ("--draft-temperature", "0"), ("--dtype", "int8"), ("--compare-dtypes", "bf16"),
+    ("--limit", "2"), ("--shape", "samples:3"), ("--min-p", "2"), ("--repetition-penalty", "0"), ("--top-k", "0"),
+])  # fmt: skip
+def test_bad_options_are_refused(target, arguments):
+    done = generate(target, *arguments, "x")
+    assert isinstance(done.exception, InputError), done.output
+
+
+def test_unknown_models_and_drafters_are_refused(target):
+    assert isinstance(run("generate", "--target", "smollm3-135m", "x").exception, InputError)
+    assert isinstance(run("generate", "--target", target, "--drafter", "nonsense", "x").exception, InputError)
+    assert isinstance(run("generate", "--target", target, "x").exception, PairingError), "the default drafter fits one target"
+
+
+def test_chat_converses_and_quits(target, monkeypatch):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    tokenizer = byte_level()
+    monkeypatch.setattr(tokenizer, "chat_template", template, raising=False)
+    tokenizer.save_pretrained(target)
+    done = run("chat", "--target", target, "--drafter", "ngram", "-n", "8", stdin="hello\n/clear\nagain\n/quit\n")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("tau") == 2
+
+
+def test_help_names_every_command():
+    out = run("--help").output
+    assert all(name in out for name in ("generate", "chat", "models", "doctor", "profile"))
