@@ -62,11 +62,12 @@ MUTANTS = (
            "return Verdict(path, random.draw(law.row(max(row - 1, 0))), Extra.BONUS)", EXACT),
     Mutant("first token unverified", "verify/ratio.py", "if not random.coin(acceptance(p, q, token)):",
            "if depth > 0 and not random.coin(acceptance(p, q, token)):", EXACT),
-    Mutant("stale keys and values after a roll-back", "models/slot_cache.py", "        if sources:\n", "        if False:\n",
-           ("tests/parity/test_target_cache.py",)),
+    Mutant("stale keys and values after a roll-back", "models/slot_cache.py", "        if sources:\n",
+           "        if False:\n",
+           ("tests/parity/test_target_tree_pass.py",)),
     Mutant("rejected slots stay committed", "models/slot_cache.py", "self._slots.lengths[row] += len(kept[row])",
            "self._slots.lengths[row] += self.layers[0].written if self.layers else len(kept[row])",
-           ("tests/parity/test_target_cache.py",)),
+           ("tests/parity/test_target_tree_pass.py",)),
     Mutant("siblings tested in an order that depends on p", "verify/multi_round.py", "for node in draws[row]:",
            "for node in sorted(draws[row], key=lambda n: -float(p[tokens[n]])):", EXACT),
     Mutant("duplicate siblings merged under multi-round", "verify/multi_round.py", "for node in draws[row]:",
@@ -76,7 +77,8 @@ MUTANTS = (
     Mutant("block verification keeps a prefix with its own rate", "verify/base.py",
            "    return left / denominator if denominator > 0 else 1.0", "    return rate", EXACT),
     Mutant("traversal forgets the rate", "verify/traversal.py",
-           "left = (parent.rate * parent.p - parent.q).clamp_min(0)", "left = (parent.p - parent.q).clamp_min(0)", EXACT),
+           "left = (parent.rate * parent.p - parent.q).clamp_min(0)",
+           "left = (parent.p - parent.q).clamp_min(0)", EXACT),
     Mutant("draft and verifier share uniforms", "decode.py", 'RandomStream(request.seed, "verify", request.index)',
            'RandomStream(request.seed, "draft", request.index)', LOOP),
     Mutant("processors fed the wrong prefix inside a draft", "sampling.py", "path[::-1]", "path[:0]",
@@ -85,9 +87,9 @@ MUTANTS = (
            "            if row.finish is not None and len(kept) > len(drafted):\n                break",
            ("tests/parity/test_stops.py",)),
     Mutant("tree positions off by one", "models/cached_decoder.py", "torch.tensor([0, *tree.depths])",
-           "torch.tensor([0, *(d + 1 for d in tree.depths)])", ("tests/parity/test_target_cache.py",)),
+           "torch.tensor([0, *(d + 1 for d in tree.depths)])", ("tests/parity/test_target_tree_pass.py",)),
     Mutant("nodes see their siblings", "models/cached_decoder.py", "            row[node + 1] = 1\n",
-           "            row[1 : node + 2] = b'\\x01' * (node + 1)\n", ("tests/parity/test_target_cache.py",)),
+           "            row[1 : node + 2] = b'\\x01' * (node + 1)\n", ("tests/parity/test_target_tree_pass.py",)),
 )
 CONTROLS = {
     "walk (emits its own draws, tests nothing)": (*EXACT, "-k", "walk"),
@@ -101,7 +103,8 @@ def run(source: Path, tests: tuple[str, ...]) -> tuple[bool, str]:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
-        raise SystemExit(f"pytest could not run {tests} (exit {done.returncode}):\n{done.stdout[-2000:]}{done.stderr[-500:]}")
+        output = done.stdout[-2000:] + done.stderr[-500:]
+        raise SystemExit(f"pytest could not run {tests} (exit {done.returncode}):\n{output}")
     return done.returncode == 0, done.stdout[-300:]
 
 
@@ -112,8 +115,8 @@ def kill(mutant: Mutant) -> bool:
         shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "assets"))
         path = copy / "specdiff" / mutant.file
         text = path.read_text(encoding="utf-8")
-        if text.count(mutant.old) != 1:
-            raise SystemExit(f"{mutant.name}: expected the snippet once in {mutant.file}, found {text.count(mutant.old)}")
+        if (count := text.count(mutant.old)) != 1:
+            raise SystemExit(f"{mutant.name}: expected the snippet once in {mutant.file}, found it {count} times")
         path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
         passed, _ = run(copy, mutant.tests)
     return not passed

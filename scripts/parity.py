@@ -58,7 +58,8 @@ def main() -> None:
     decoder = load(o.target, o.drafter, dtype=o.dtype)
     base = default_budget(decoder.drafter, greedy=True, gamma=o.gamma)
     budget = Budget(gamma=base.gamma, shape=parse_shape(o.shape) if o.shape else base.shape)
-    decoder = SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, Settings(rule=o.rule, budget=budget))
+    settings = Settings(rule=o.rule, budget=budget)
+    decoder = SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, settings)
     model = decoder.target.model
     sampling, stop = SamplingOptions(), StopOptions(max_new_tokens=o.max_new_tokens)
     plain = transformers_generate(model, sampling, stop)
@@ -93,8 +94,9 @@ def main() -> None:
         print(label, len(rows), "prompts", tokens, "tokens", dict(Counter(r["verdict"] for r in rows)))
     else:
         margins = sorted((m for r in rows for m in r["margins"]), reverse=True)
-        print(label, len(rows), "prompts", tokens, "tokens", f"{sum(r['argmax'] for r in rows)} are the argmax of a fresh "
-              f"pass; {len(margins)} are not, largest margins {margins[:3]}")
+        agreed = sum(r["argmax"] for r in rows)
+        print(label, len(rows), "prompts", tokens, "tokens", f"{agreed} are the argmax of a fresh pass; {len(margins)} "
+              f"are not, largest margins {margins[:3]}")
 
 
 if __name__ == "__main__":

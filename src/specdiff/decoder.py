@@ -200,8 +200,8 @@ class SpeculativeDecoder:
                                     remedy="pass one row of token ids")
             return ids.to("cpu", torch.int64)
         if self.tokenizer is None:
-            raise InputError.of("prompt", expected="token ids (this decoder has no tokenizer)", got=type(prompt).__name__,
-                                remedy="pass ids, or build the decoder with a tokenizer")
+            raise InputError.of("prompt", expected="token ids (this decoder has no tokenizer)",
+                                got=type(prompt).__name__, remedy="pass ids, or build the decoder with a tokenizer")
         if isinstance(prompt, str) and not chat:
             ids = self.tokenizer(prompt, return_tensors=None)["input_ids"]
         else:
@@ -209,7 +209,8 @@ class SpeculativeDecoder:
                 raise InputError.of("chat", expected="a tokenizer with a chat template", got=self.target.name,
                                     remedy="pass plain text with chat=False")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+            encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+            ids = encoded["input_ids"]
         if not ids:
             bos = self.tokenizer.bos_token_id
             if bos is None:

@@ -196,14 +196,14 @@ def test_the_q_of_a_half_precision_model_is_the_law_it_was_drawn_from() -> None:
 def test_sliding_windows_see_the_positions_of_a_growing_tree() -> None:
     config = MistralConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.3, sliding_window=4,
+        num_key_value_heads=2, initializer_range=0.3, sliding_window=3,  # less than the tree is deep
     )  # fmt: skip
     torch.manual_seed(0)
     model = MistralForCausalLM(config).eval()
     prefixes = [p.tolist() for p in PROMPTS]
     session = first_round(AutoregressiveDrafter(model, vocab_size=VOCAB), prefixes)
     for step in range(2):
-        wide = budget(Siblings((3, 2, 2, 1, 1)), 5)
+        wide = budget(Siblings((2, 2, 1, 1, 1, 1)), 6)
         drafts = session.propose([ask(i, p, wide, seed=step) for i, p in enumerate(prefixes)])
         for draft, prefix in zip(drafts, prefixes, strict=True):
             assert_rows_are_the_models(draft, model, prefix)

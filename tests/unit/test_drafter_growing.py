@@ -45,8 +45,8 @@ def start(shape, gamma: int, random=None, table=conditional) -> tuple[Draft, lis
     return run(grow(table(()), budget, random or RandomStream(1, "draft"), vocab=None, source="table"), table)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3])
-@pytest.mark.parametrize("nodes", [1, 3, 8, 30, 200])
+@pytest.mark.parametrize("gamma", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [1, 8, 60])
 @pytest.mark.parametrize("sharpness", [0.3, 1.5, 6.0])
 def test_best_first_holds_the_largest_products_of_all_paths(gamma: int, nodes: int, sharpness: float) -> None:
     def table(path: tuple[int, ...]) -> Tensor:

@@ -121,6 +121,30 @@ def test_rewind_reaches_before_and_into_the_window() -> None:
         assert draft.tree.tokens.tolist() == expected.tree.tokens.tolist()
 
 
+@pytest.mark.parametrize("length", [1, 3, 6, 9, 12])
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_block_causal_drafter_goes_on_from_where_it_was_rewound_to(length: int, asked_before: bool) -> None:
+    inner = denoiser((0, 1))
+    session = inner.open(1)
+    text = list(range(3, 15))
+    seen = states(inner, text)
+    assert seen is not None
+    session.observe([Observation(row=0, start=0, tokens=tuple(text[:5]), accepted=0, features=seen[:5])])
+    if asked_before:
+        session.propose([ask(0, text[:6], BUDGET)])
+    session.observe([Observation(row=0, start=6, tokens=tuple(text[6:]), accepted=0, features=seen[5:11])])
+    session.rewind(0, length)
+    text = [*text[:length], 40, 41, 42]
+    session.observe([
+        Observation(row=0, start=length, tokens=(40, 41, 42), accepted=0, features=states(inner, text)[length - 1 : -1])
+    ])
+    (draft,) = session.propose([ask(0, text, BUDGET)])
+    expected = fresh(inner, text, 0, 0)
+    assert draft.law is not None
+    assert expected.law is not None
+    torch.testing.assert_close(draft.law.rows, expected.law.rows, atol=1e-5, rtol=1e-4)
+
+
 def test_a_window_leaves_room_for_the_widest_draft() -> None:
     windowed = WindowedDrafter(NgramDrafter(vocab_size=VOCAB), context=8)
     assert windowed.max_gamma == 7

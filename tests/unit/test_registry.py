@@ -45,8 +45,10 @@ def test_the_choice_is_exact_for_the_draft_and_says_why(provenance: Provenance, 
 @pytest.mark.parametrize(("provenance", "name"), [
     (Provenance.FIXED, "walk"),
     (Provenance.CHAIN, "block"),
+    (Provenance.IID, "multi_round"),
+    (Provenance.WITHOUT_REPLACEMENT, "without_replacement"),
 ])
-def test_the_choice_without_alternatives(provenance: Provenance, name: str) -> None:
+def test_the_choice_above_temperature_zero(provenance: Provenance, name: str) -> None:
     assert choose(provenance, greedy=False)[0].name == name
 
 

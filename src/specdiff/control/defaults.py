@@ -22,7 +22,8 @@ def default_budget(drafter: Drafter | None, *, greedy: bool, gamma: int | None =
     limit = drafter.max_gamma if drafter is not None else None
     if gamma is not None and (gamma < 1 or (limit is not None and gamma > limit)):
         raise InputError.of(
-            "gamma", expected=f"1..{limit}" if limit else ">= 1", got=gamma, remedy="leave it out for the drafter's window"
+            "gamma", expected=f"1..{limit}" if limit else ">= 1", got=gamma,
+            remedy="leave it out for the drafter's window",
         )
     window = gamma if gamma is not None else (limit or GAMMA)
     for shape in GREEDY_SHAPES if greedy else SAMPLED_SHAPES:
