@@ -23,7 +23,6 @@ from specdiff.randomness import RandomStream
 from specdiff.trees.best_first import best_first
 from specdiff.trees.sampled import sample_chain, sample_paths, siblings_without_replacement
 from specdiff.types import Draft, TokenTree
-from specdiff.verify.base import Rule
 from specdiff.verify.registry import RULES
 
 VOCAB, GAMMA, DRAWS_K = 40, 4, 8
@@ -95,21 +94,36 @@ def shape_name(widths: Sequence[int]) -> str:
     return f"{'-'.join(map(str, widths))} ({nodes})"
 
 
-def columns(q: Tensor, best: Sequence[Draft], random: RandomStream) -> list[tuple[str, Draft, Sequence[str]]]:
-    """One draft of every shape: its name, the draft, the rules that verify it."""
-    drafts: list[tuple[str, Draft, Sequence[str]]] = [
-        ("1 chain", sample_chain(q, random), ("ratio", "block")),
-        (
-            f"K={DRAWS_K}", sample_paths(q, DRAWS_K, random),
-            ("self_selection", "walk", "without_replacement", "multi_round", "traversal"),
-        ),
+@dataclass(frozen=True)
+class Shape:
+    """One way of drafting, and the rules that verify its drafts.
+
+    Attributes:
+        name: column name. rules: names. sample: draws a draft given q [gamma, V] and a random stream.
+    """
+
+    name: str
+    rules: Sequence[str]
+    sample: Callable[[Tensor, RandomStream], Draft]
+
+
+def shapes(marginals: Tensor) -> list[Shape]:
+    """All shapes of the table; best-first trees are built once from the marginals themselves."""
+    on_chain = ("point_mass", "ratio", "block")
+    on_draws = ("self_selection", "walk", "without_replacement", "multi_round", "traversal")
+    found = [
+        Shape("1 chain", on_chain, sample_chain),
+        Shape(f"K={DRAWS_K}", on_draws, lambda q, random: sample_paths(q, DRAWS_K, random)),
     ]
     for widths in WIDTHS:
-        drafts.append((
-            shape_name(widths), siblings_without_replacement(q, widths, random), ("without_replacement", "traversal"),
+        found.append(Shape(
+            shape_name(widths), ("without_replacement", "traversal"),
+            lambda q, random, widths=widths: siblings_without_replacement(q, widths, random),
         ))
-    drafts.extend((f"best-first {nodes}", draft, ("walk",)) for nodes, draft in zip(NODES, best, strict=True))
-    return drafts
+    for nodes in NODES:
+        best = best_first(marginals.log(), nodes)
+        found.append(Shape(f"best-first {nodes}", ("walk",), lambda q, random, best=best: best))
+    return found
 
 
 def measure(task: tuple[float, int, int]) -> dict[Key, float]:
@@ -125,23 +139,21 @@ def measure(task: tuple[float, int, int]) -> dict[Key, float]:
     sums: dict[Key, float] = {}
     for temperature in TEMPERATURES:
         q = torch.softmax(marginals.log() / temperature, dim=-1)
-        best = [best_first(marginals.log(), nodes) for nodes in NODES]  # the tree itself has no temperature
-        draft_random = RandomStream(seed, f"draft/{temperature}")
-        verify_random = RandomStream(seed, f"verify/{temperature}")
-        for _ in range(draws):
-            for name, draft, rules in columns(q, best, draft_random):
+        for shape in shapes(marginals):
+            # streams of their own, so that no column depends on which others there are
+            draft_random = RandomStream(seed, f"draft/{temperature}/{shape.name}")
+            verify_randoms = {
+                rule: RandomStream(seed, f"verify/{temperature}/{shape.name}/{rule}") for rule in shape.rules
+            }
+            nodes_key = (concentration, temperature, f"nodes, {shape.name}")
+            for _ in range(draws):
+                draft = shape.sample(q, draft_random)
                 law = target.law(draft.tree)
-                for rule in rules:
-                    key = (concentration, temperature, f"{rule}, {name}")
-                    accepted = _accepted(RULES[rule], draft, law, verify_random)
-                    sums[key] = sums.get(key, 0.0) + accepted / draws
-                nodes_key = (concentration, temperature, f"nodes, {name}")
+                for rule, random in verify_randoms.items():
+                    key = (concentration, temperature, f"{rule}, {shape.name}")
+                    sums[key] = sums.get(key, 0.0) + len(RULES[rule].verify(draft, law, random).path) / draws
                 sums[nodes_key] = sums.get(nodes_key, 0.0) + len(draft.tree) / draws
     return sums
-
-
-def _accepted(rule: Rule, draft: Draft, law: ToyLaw, random: RandomStream) -> int:
-    return len(rule.verify(draft, law, random).path)
 
 
 def interval(values: Sequence[float], digits: int = 2) -> str:
@@ -201,8 +213,8 @@ def report(results: Sequence[dict[Key, float]], command: str) -> str:
         f"Made by `{command}`.",
         f"Accepted drafted tokens a round, without the extra one. V = {VOCAB}, gamma = {GAMMA}; target: an independent "
         f"Dirichlet(a) row for every prefix, {targets} targets for each a; q_j = 0.9 x the target's own marginal at "
-        "position j + 0.1 uniform, then draft temperature T (best-first trees are built at T = 1). Columns of one "
-        "target share its drafts. Mean ± half-width of the 95 % interval over targets.",
+        "position j + 0.1 uniform, then draft temperature T (best-first trees are built at T = 1). Rules on one "
+        "shape verify the same drafts. Mean ± half-width of the 95 % interval over targets.",
         table("rule, draft", accepted),
         "Nodes of the tree that the target scores:",
         table("draft", nodes),

@@ -21,7 +21,7 @@ from specdiff.randomness import RandomStream
 from specdiff.records import RoundEvent
 from specdiff.sampling import LawBuilder, SamplingOptions
 from specdiff.stopping import FinishReason, StopCheck, StopOptions
-from specdiff.types import Budget, Draft, Extra, Round, TokenTree, Verdict
+from specdiff.types import Budget, Chain, Draft, Extra, Round, TokenTree, Verdict
 from specdiff.verify.base import Rule, check
 from specdiff.verify.registry import choose
 
@@ -109,7 +109,7 @@ class DecodeLoop:
             provenance = drafter.provenance(budget)
             if rule is not None:
                 for request in requests:
-                    check(rule, provenance, greedy=request.sampling.greedy)
+                    check(rule, provenance, greedy=request.sampling.greedy, tree=not isinstance(budget.shape, Chain))
         self.rows = [self._row(request, controller) for request in requests]
         self._session = target.open(len(requests), drafter.feature_layers if drafter else ())
         self._drafting: DraftSession | None = None
@@ -174,6 +174,8 @@ class DecodeLoop:
         for i in active:
             if self.rows[i].finish is not None:
                 self._session.finish(i)
+                if self._drafting is not None:
+                    self._drafting.rewind(i, 0)
         return commits
 
     def _row(self, request: Request, controller: Callable[[Budget], Controller]) -> Row:

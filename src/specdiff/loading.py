@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 from pathlib import Path
 
@@ -50,6 +49,7 @@ def load(
     trust_remote_code: bool = False,
     steps: int = 1,
     order: str = "left_to_right",
+    family: str | None = None,
     settings: Settings | None = None,
     pull: bool = True,
     progress: ProgressCallback = ignore,
@@ -64,7 +64,8 @@ def load(
             for the drafter; ``"auto"`` = the target's.
         device: ``"cpu"``, ``"cuda"``, ...; None = the best there is. device_map: accelerate's, e.g. ``"auto"``.
         tf32: allow TF32 products on CUDA. trust_remote_code: run code that comes with the target's checkpoint.
-        steps, order: denoising steps of a masked diffusion LM and the order of unmasking.
+        steps, order: denoising steps of a masked diffusion LM and the order of unmasking. family: its family, where its
+            configuration does not say (``"diffullama"``).
         settings: see `Settings`. pull: fetch a catalog target that is not stored yet. progress: told how that goes.
 
     Raises:
@@ -76,7 +77,7 @@ def load(
     loaded, tokenizer = load_target(
         where.source, dtype=dtype, device=device, device_map=device_map, tf32=tf32, trust_remote_code=trust_remote_code
     )
-    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order)
+    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order, family)
     return SpeculativeDecoder(loaded, loader.load(drafter), tokenizer, settings)
 
 
@@ -90,12 +91,12 @@ class _DrafterLoader:
 
     def __init__(
         self, store: ModelStore, target: CausalTarget, tokenizer: PreTrainedTokenizerBase,
-        dtype: str | torch.dtype, steps: int, order: str,
+        dtype: str | torch.dtype, steps: int, order: str, family: str | None,
     ) -> None:
         self._store, self._target, self._tokenizer = store, target, tokenizer
         self._dtype = target.model.dtype if dtype == "auto" else dtype_of(dtype)
         self._device = target.model.get_input_embeddings().weight.device
-        self._steps, self._order = steps, order
+        self._steps, self._order, self._family = steps, order, family
 
     def load(self, name: str) -> Drafter | None:
         """The drafter called ``name``; None for ``"none"``."""
@@ -117,7 +118,8 @@ class _DrafterLoader:
         if "base_model_type" in config:
             check_weights(folder)
             return self._denoiser(folder, is_default=name == "default")
-        if is_diffusion(config):  # its published code is mapped to transformers' own modules, never run
+        # published code of diffusion LMs is mapped to transformers' own modules, never run
+        if self._family is not None or is_diffusion(config):
             return self._diffusion(folder, name)
         check_folder(folder)
         return self._autoregressive(str(folder), name)
@@ -135,12 +137,11 @@ class _DrafterLoader:
                     got=self._target.name, remedy="use drafter='ngram', or a drafter trained for this target",
                 ) from error
             raise
-        drafter = MarginalDrafter(BlockCausalSource(denoiser))
-        context = json.loads((folder / "config.json").read_text())["base_config"].get("max_position_embeddings")
-        return fit_context(drafter, context, target_context=self._target.context)
+        source = BlockCausalSource(denoiser)
+        return fit_context(MarginalDrafter(source), source.context, target_context=self._target.context)
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
-        lm = DiffusionLM.from_pretrained(folder, dtype=self._dtype, device=self._device)
+        lm = DiffusionLM.from_pretrained(folder, family=self._family, dtype=self._dtype, device=self._device)
         source = MaskedSource(lm, vocab_size=self._common(load_tokenizer(folder), lm.config.vocab_size), name=name)
         if self._steps > 1:
             return MultiStepDrafter(source, steps=self._steps, order=self._order)
@@ -151,9 +152,8 @@ class _DrafterLoader:
             source, dtype=self._dtype, use_safetensors=True, attn_implementation="sdpa"
         ).to(self._device)
         tokenizer = AutoTokenizer.from_pretrained(source)
-        drafter: Drafter = AutoregressiveDrafter(model.eval(), vocab_size=self._target.vocab_size, name=name)
-        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        drafter = fit_context(drafter, context, target_context=self._target.context)
+        plain = AutoregressiveDrafter(model.eval(), vocab_size=self._target.vocab_size, name=name)
+        drafter = fit_context(plain, plain.context, target_context=self._target.context)
         try:
             self._common(tokenizer, model.get_output_embeddings().weight.shape[0])
         except PairingError:

@@ -82,7 +82,7 @@ class SamplingOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
-    logit_bias: Mapping[int | tuple[int, ...], float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | Mapping[int | tuple[int, ...], float] = field(default_factory=dict)
     bad_words_ids: Sequence[Sequence[int]] = ()
     min_new_tokens: int = 0
     processors: Sequence[LogitsProcessor] = ()
@@ -146,7 +146,9 @@ def _logit_bias(bias: object) -> dict[int | tuple[int, ...], float]:
     return checked
 
 
-def _biased_sequences(bias: Mapping[int | tuple[int, ...], float]) -> dict[tuple[int, ...], float]:
+def _biased_sequences(
+    bias: Mapping[int, float] | Mapping[int | tuple[int, ...], float],
+) -> dict[tuple[int, ...], float]:
     return {key if isinstance(key, tuple) else (key,): value for key, value in bias.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import warnings
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import BertConfig, BertLMHeadModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertLMHeadModel, BitsAndBytesConfig, PreTrainedTokenizerFast
 
 from specdiff.errors import CheckpointError, DownloadError, InputError, SpecdiffError, UnsupportedModelError
 from specdiff.models.load_target import dtype_of, load_target
@@ -174,6 +175,26 @@ def test_broken_folders_are_refused(folder: Path, fault: str) -> None:
     breaks(folder)
     with pytest.raises(error, match=text):
         load_target(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_are_quantised_while_loading_and_read_back(saved: Path, tmp_path: Path) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    from transformers import TorchAoConfig
+
+    target, _ = load_target(saved, dtype="bf16", quantization_config=TorchAoConfig(torchao.Int8WeightOnlyConfig()))
+    assert target.info.quantised == "torchao"
+    target.model.save_pretrained(tmp_path)
+    for file in saved.glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    again, _ = load_target(tmp_path)  # weights stored quantised say so themselves
+    assert again.info.quantised == "torchao"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_a_quantiser_that_is_not_installed_is_named(saved: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="package that is not installed.*bitsandbytes"):
+        load_target(saved, quantization_config=BitsAndBytesConfig(load_in_8bit=True))
 
 
 def test_what_is_no_model_is_refused(saved: Path, tmp_path: Path) -> None:

@@ -147,8 +147,10 @@ def test_a_block_causal_drafter_goes_on_from_where_it_was_rewound_to(length: int
 
 def test_a_window_leaves_room_for_the_widest_draft() -> None:
     windowed = WindowedDrafter(NgramDrafter(vocab_size=VOCAB), context=8)
-    assert windowed.max_gamma == 7
-    (draft,) = windowed.open(1).propose([ask(0, [1] * 30, Budget(gamma=7, shape=BestFirst(7)))])
+    assert windowed.max_gamma is None
+    assert WindowedDrafter(denoiser(), context=8).max_gamma == 4
+    assert WindowedDrafter(denoiser(), context=4).max_gamma == 3
+    (draft,) = windowed.open(1).propose([ask(0, [1] * 30, Budget(gamma=50, shape=BestFirst(7)))])
     assert len(draft.tree) == 0  # one token of text is left, which repeats nothing
     (draft,) = windowed.open(1).propose([ask(0, [1] * 30, Budget(gamma=2, shape=BestFirst(7)))])
     assert draft.tree.tokens.tolist() == [1, 1]

@@ -222,3 +222,18 @@ def test_filters_cut_and_renormalise(options: dict[str, float], dtype: torch.dty
     idle = build(SamplingOptions(temperature=0.0, **options), logits)  # type: ignore[arg-type]
     assert idle.choice(0) == int(logits[0].argmax())
     assert math.isclose(float(row.sum()), 1.0, rel_tol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [
+    {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 3, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.9},
+    {"temperature": 1.0, "eta_cutoff": 0.01, "epsilon_cutoff": 0.01, "top_h": 0.9},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.3, "no_repeat_ngram_size": 2, "min_new_tokens": 4},
+    {"temperature": 1.0, "logit_bias": {3: 2.0, (2, 5): 1.0}, "bad_words_ids": [[4], [3, 5]], "min_new_tokens": 3},
+])
+def test_laws_on_a_gpu_are_those_on_the_cpu(options: dict[str, Any]) -> None:
+    logits = some_logits()
+    here, there = (build(SamplingOptions(**options), logits.to(device)) for device in ("cpu", "cuda"))
+    for row in range(len(TREE) + 1):
+        torch.testing.assert_close(there.row(row).cpu(), here.row(row), rtol=1e-5, atol=1e-7)
+        assert there.choice(row) == here.choice(row)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from specdiff.drafters.base import Drafter
 from specdiff.errors import InputError
-from specdiff.types import BestFirst, Budget, Chain, Shape, Siblings
+from specdiff.types import BestFirst, Budget, Chain, Provenance, Shape, Siblings
 
 GREEDY_SHAPES: tuple[Shape, ...] = (BestFirst(24), Chain())
 """Tried in order at temperature 0: a fixed tree loses nothing to a sampled one there (verification.md, fact 4)."""
-SAMPLED_SHAPES: tuple[Shape, ...] = (Siblings((6, 2, 1, 1)), Chain())
+SAMPLED_SHAPES: tuple[Shape, ...] = (Siblings((6, 2, 1, 1)), BestFirst(24), Chain())
 """Tried in order above: rules that use q win, and a tree wide at the root hedges best for its nodes."""
 GAMMA = 8
 
@@ -26,14 +26,16 @@ def default_budget(drafter: Drafter | None, *, greedy: bool, gamma: int | None =
             remedy="leave it out for the drafter's window",
         )
     window = gamma if gamma is not None else (limit or GAMMA)
+    if drafter is None:
+        return Budget(gamma=window, shape=Chain())
     for shape in GREEDY_SHAPES if greedy else SAMPLED_SHAPES:
         budget = Budget(gamma=window, shape=shape)
-        if drafter is None:
-            return budget
         try:
-            drafter.provenance(budget)
+            provenance = drafter.provenance(budget)
         except InputError:
             continue
+        if isinstance(shape, Siblings) and provenance is Provenance.FIXED:
+            continue  # the siblings' q is lost, so a best-first tree of the same size accepts more
         return budget
-    raise InputError.of("drafter", expected="a drafter that can build a chain", got=drafter and drafter.name,
+    raise InputError.of("drafter", expected="a drafter that can build a tree or a chain", got=drafter.name,
                         remedy="give the budget's shape explicitly")

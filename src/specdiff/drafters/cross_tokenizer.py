@@ -14,10 +14,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from specdiff.drafters.base import Drafter, DraftRequest, Observation
-from specdiff.drafters.paths import descend, leaf_paths
 from specdiff.drafters.retokenize import LONGEST_HALF, TextCodec
 from specdiff.drafters.vocabulary import control_tokens
 from specdiff.errors import PairingError
+from specdiff.trees.paths import descend, leaf_paths
 from specdiff.trees.sampled import merge
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings, TokenTree
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from specdiff.drafters.base import Drafter, DraftRequest, DraftSession, Observation
-from specdiff.drafters.paths import descend
 from specdiff.errors import InputError
+from specdiff.trees.paths import descend
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Shape, TokenTree
 
 

@@ -31,6 +31,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "autoregressive": Kind(summary="a small causal language model, with the target's tokenizer or another",
                            needs_path=True, shapes=_ALL_SHAPES),
     "denoiser": Kind(summary="a one-step masked denoiser trained for the target", needs_path=True, shapes=_ALL_SHAPES),
+    "diffusion": Kind(summary="a masked diffusion LM (Dream, DiffuCoder, LLaDA, DiffuLLaMA, SDAR)", needs_path=True,
+                      shapes=_ALL_SHAPES),
 })
 """Every kind by name; read-only."""
 

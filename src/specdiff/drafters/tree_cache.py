@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdiff.drafters.growing import Level
-from specdiff.drafters.paths import descend
 from specdiff.models.cached_decoder import CachedDecoder, NewRows, forward_parameters
+from specdiff.trees.paths import descend
 
 _CHUNK = 512  # rows; bounds the mask and the activations of long prefixes
 _EMPTY = NewRows.causal(torch.empty(0, dtype=torch.int64))

@@ -41,6 +41,8 @@ def check_same_vocabulary(
         PairingError: tokens and ids do not agree; the first differing ones are named.
     """
     ours, theirs = target.get_vocab(), drafter.get_vocab()
+    if ours == theirs:
+        return min(target_size, drafter_size)
     control = {*control_tokens(target).values(), *control_tokens(drafter).values()}
     differing = {t: (ours[t], theirs[t]) for t in ours.keys() & theirs.keys() - control if ours[t] != theirs[t]}
     our_tokens, their_tokens = ({i: t for t, i in vocabulary.items()} for vocabulary in (ours, theirs))

@@ -49,8 +49,8 @@ class WindowedDrafter:
         if not 1 <= self.keep < context:
             raise InputError.of("keep", expected=f"1..{context - 1}", got=keep, remedy="leave room for drafts")
         self.name, self.vocab_size, self.feature_layers = inner.name, inner.vocab_size, inner.feature_layers
-        limit = context - 1  # one token of text at least
-        self.max_gamma: int | None = limit if inner.max_gamma is None else min(limit, inner.max_gamma)
+        self.longest = context - 1  # drafts; one token of text stays in the window at least
+        self.max_gamma: int | None = None if inner.max_gamma is None else min(self.longest, inner.max_gamma)
 
     def provenance(self, budget: Budget) -> Provenance:
         """That of the inner drafter."""
@@ -83,7 +83,9 @@ class WindowedSession:
         return self._inner.passes
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Move the windows that are full, then ask the inner drafter."""
+        """Move the windows that are full, then ask the inner drafter, for no more than its context holds."""
+        longest = self._drafter.longest
+        requests = [replace(r, budget=replace(r.budget, gamma=min(r.budget.gamma, longest))) for r in requests]
         restarted = [o for r in requests if (o := self._restart(r)) is not None]
         if restarted:
             self._inner.observe(restarted)

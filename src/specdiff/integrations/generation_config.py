@@ -205,9 +205,10 @@ def _sampling(config: GenerationConfig, minimum: int, ready: Sequence[LogitsProc
     if sample and temperature == 0:
         raise InputError.of("generation_config.temperature", expected="a number > 0 with do_sample=True",
                             got=temperature, remedy="use do_sample=False for argmax")
-    bias = config.sequence_bias or {}
-    if not isinstance(bias, dict):
-        bias = {tuple(ids): value for ids, value in bias}
+    given: Any = config.sequence_bias or {}
+    bias: dict[int | tuple[int, ...], float] = (
+        given if isinstance(given, dict) else {tuple(ids): value for ids, value in given}
+    )
     top_p, min_p = _value(config, "top_p"), config.min_p
     return SamplingOptions(
         temperature=temperature if sample else 0.0,

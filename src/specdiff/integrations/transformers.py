@@ -53,9 +53,10 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specdiff.checking import integer
+from specdiff.control.defaults import default_budget
 from specdiff.decode import Commit, DecodeLoop, Request
 from specdiff.drafters.base import Drafter
 from specdiff.errors import InputError, UnsupportedModelError
@@ -64,11 +65,10 @@ from specdiff.models.target import CausalTarget
 from specdiff.records import RoundEvent
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
-from specdiff.types import Budget, Chain
+from specdiff.types import Budget
 from specdiff.verify.base import Rule
 from specdiff.verify.registry import get
 
-_DEFAULT_GAMMA = 5
 _DONE_BY_GENERATE = frozenset({
     "num_return_sequences", "watermarking_config", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size",
     "token_healing",
@@ -102,7 +102,7 @@ def speculative_generate(
 
     Args:
         drafter: proposes drafts; None = plain decoding by our loop.
-        gamma: tokens a draft, as one chain; ``budget`` says more.
+        gamma: depth of a draft, whose shape is the drafter's default; None = the drafter's window.
         budget: depth, shape and temperature of drafts, instead of ``gamma``.
         rule: a verification rule or its name; "auto" chooses by draft and temperature.
         seed: decides every random choice; None draws one from ``generator``.
@@ -145,7 +145,7 @@ def generate_speculatively(
         stopping_criteria: prepared.
         generation_config: prepared.
         drafter: see `speculative_generate`, also for the following.
-        gamma: tokens a draft.
+        gamma: depth of a draft.
         budget: instead of ``gamma``.
         rule: verification rule.
         seed: of all random choices.
@@ -185,7 +185,7 @@ def generate_speculatively(
         for row, prompt in enumerate(prompts)
     ]
     loop = DecodeLoop(
-        target, drafter, requests, budget=_budget(gamma, budget),
+        target, drafter, requests, budget=_budget(drafter, gamma, budget, greedy=greedy),
         rule=None if rule == "auto" else get(rule) if isinstance(rule, str) else rule, on_round=on_round,
     )
     pad = generation_config._pad_token_tensor
@@ -193,7 +193,9 @@ def generate_speculatively(
     for commits in loop.run():
         output.add(commits, {i for i, row in enumerate(loop.rows) if row.finish is not None})
     sequences = output.sequences()
-    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type] - it asks for a LongTensor
+    return sequences
 
 
 def _dropped_on_the_way(caller: Any) -> Any:
@@ -239,14 +241,15 @@ def _unpadded(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Tensor]:
     return prompts
 
 
-def _budget(gamma: int | None, budget: Budget | None) -> Budget:
-    if budget is not None:
+def _budget(drafter: Drafter | None, gamma: int | None, budget: Budget | None, *, greedy: bool) -> Budget:
+    if budget is None:
         if gamma is not None:
-            raise InputError.of("gamma", expected="gamma or budget", got=(gamma, budget), remedy="leave one out")
-        budget.validate()
-        return budget
-    gamma = integer("gamma", _DEFAULT_GAMMA if gamma is None else gamma, 1, remedy="draft at least one token")
-    return Budget(gamma=gamma, shape=Chain())
+            integer("gamma", gamma, 1, remedy="draft at least one token")
+        return default_budget(drafter, greedy=greedy, gamma=gamma)
+    if gamma is not None:
+        raise InputError.of("gamma", expected="gamma or budget", got=(gamma, budget), remedy="leave one out")
+    budget.validate()
+    return budget
 
 
 class _InBatch:
@@ -269,7 +272,7 @@ class _RowProcessor(_InBatch, LogitsProcessor):
 
 
 class _RowCriterion(_InBatch, StoppingCriteria):
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
         verdict = torch.as_tensor(self._inner(self._ids(input_ids), scores))
         return verdict.expand(self._rows)[self._row] if verdict.ndim == 0 else verdict[self._row]
 

@@ -94,14 +94,13 @@ class SlotLayer(CacheLayerMixin):
         places, _, new, _ = states.shape
         start = self._slots.longest
         total = start + new
-        if store is None or store.shape[1] < total:
-            store = _grown(store, states, total)
+        slots = _grown(store, states, total) if store is None or store.shape[1] < total else store
         if self._slots.even():
-            store[:places, start:total] = states.transpose(1, 2)
+            slots[:places, start:total] = states.transpose(1, 2)
         else:
-            index = self._slots.written(new, store.shape[1], store.device)
-            store.flatten(0, 1).index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))
-        return store, store[:places, :total].transpose(1, 2)
+            index = self._slots.written(new, slots.shape[1], slots.device)
+            slots.flatten(0, 1).index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))
+        return slots, slots[:places, :total].transpose(1, 2)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Move slots within rows; both [n] are flat indices into [places * capacity]."""
@@ -167,6 +166,11 @@ class SlotCache(Cache):
         return list(self._slots.lengths)
 
     @property
+    def slot_layers(self) -> list[SlotLayer]:
+        """The layers that hold slots; a layer that reads another one's keys has none of its own."""
+        return [layer for layer in self.layers if isinstance(layer, SlotLayer) and layer.key_slots is not None]
+
+    @property
     def order(self) -> list[int]:
         """The row in each place of the batch (a copy): 0, 1, ... until a row is released."""
         return list(self._slots.order)
@@ -190,9 +194,8 @@ class SlotCache(Cache):
 
     def _move(self, sources: list[tuple[int, int]], targets: list[tuple[int, int]]) -> None:
         indices: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
-        for layer in self.layers:
-            if layer.key_slots is None:  # a layer that reads another one's keys has none of its own
-                continue
+        for layer in self.slot_layers:
+            assert layer.key_slots is not None
             key = (layer.key_slots.shape[1], layer.key_slots.device)
             if key not in indices:
                 flat = [torch.tensor([p * key[0] + s for p, s in pairs]).to(key[1]) for pairs in (sources, targets)]
@@ -209,7 +212,7 @@ class SlotCache(Cache):
         """Take a finished row out of the batch for good: passes no longer compute it, the last row takes its place."""
         place, last = self._slots.order.index(row), len(self._slots.order) - 1
         if place != last:
-            for layer in self.layers:
+            for layer in self.slot_layers:
                 layer.copy_place(last, place)
             self._slots.order[place] = self._slots.order[last]
         self._slots.order.pop()
@@ -224,7 +227,9 @@ class SlotCache(Cache):
     def committed(self, row: int, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [heads, length, dim] of what is committed in one row of one layer (views)."""
         place, length = self._slots.order.index(row), self._slots.lengths[row]
-        keys, values = self.layers[layer].key_slots, self.layers[layer].value_slots
+        slots = self.layers[layer]
+        assert isinstance(slots, SlotLayer)
+        keys, values = slots.key_slots, slots.value_slots
         assert keys is not None, "nothing was run yet"
         assert values is not None
         return keys[place, :length].transpose(0, 1), values[place, :length].transpose(0, 1)

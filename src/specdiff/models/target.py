@@ -169,7 +169,7 @@ class CausalTargetSession:
         self._features: Tensor | None = None
         self._finished: set[int] = set()
         last_row_only = "logits_to_keep" in forward_parameters(type(target.model))
-        self._prefill_options = {"logits_to_keep": 1} if last_row_only else {}
+        self._prefill_options: dict[str, Any] = {"logits_to_keep": 1} if last_row_only else {}
         self.passes = 0
 
     @property
@@ -220,7 +220,7 @@ class CausalTargetSession:
             self._finished.add(row)
             self._decoder.release(row)
 
-    def _extra(self) -> dict[str, bool]:
+    def _extra(self) -> dict[str, Any]:
         return {"output_hidden_states": True} if self._layers else {}
 
     def _remember(self, output: Any) -> None:
@@ -235,7 +235,7 @@ class CausalTargetSession:
         self._features = torch.cat(states, dim=-1)
 
     def _check_layers(self, rows: int) -> None:
-        written = {layer.written for layer in self._decoder.cache.layers if layer.key_slots is not None}
+        written = {layer.written for layer in self._decoder.cache.slot_layers}
         if written != {rows}:
             raise UnsupportedModelError(
                 f"target: {self._decoder.model.config.model_type!r} wrote {sorted(written)} cache slots for {rows} "

@@ -25,7 +25,7 @@ _ALL: tuple[Rule, ...] = (
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})
 """Every rule by name; read-only."""
 
-# Why, in numbers: docs/toy_table.md (accepted tokens a round, temperature 1, 100 targets for each of three sharpnesses).
+# Why, in numbers: docs/toy_table.md (accepted tokens a round at temperature 1, targets of three sharpnesses).
 _AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType({
     Provenance.FIXED: (
         "walk",

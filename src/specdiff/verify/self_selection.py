@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdiff.randomness import Random
+from specdiff.trees.paths import leaf_paths
 from specdiff.types import Draft, Provenance, Verdict
 from specdiff.verify.base import TargetLaw, children_of
 from specdiff.verify.point_mass import accept_path
@@ -24,7 +25,7 @@ class SelfSelection:
 
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Score, select, then use one coin a visited token, and one draw."""
-        paths = draft.paths or root_to_leaf_paths(draft)
+        paths = draft.paths or leaf_paths(draft.tree.parents)
         if not paths:
             return accept_path((), draft, law, random)
         reach = path_probabilities(draft, law)
@@ -53,19 +54,3 @@ def path_probabilities(draft: Draft, law: TargetLaw) -> list[float]:
             for node, step in zip(nodes, steps, strict=True):
                 reach[node] = above * float(step)
     return reach
-
-
-def root_to_leaf_paths(draft: Draft) -> list[tuple[int, ...]]:
-    """The paths to all leaves, in node order of the leaves, for drafts that do not list their draws."""
-    parents = draft.tree.parents
-    inner = set(parents)
-    paths: list[tuple[int, ...]] = []
-    for leaf in range(len(parents)):
-        if leaf not in inner:
-            path: list[int] = []
-            node = leaf
-            while node >= 0:
-                path.append(node)
-                node = parents[node]
-            paths.append(tuple(reversed(path)))
-    return paths
