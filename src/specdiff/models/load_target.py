@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from specdiff.errors import CheckpointError, DownloadError, InputError, ModelError, UnsupportedModelError
 from specdiff.hub.safety import check_folder
@@ -70,9 +70,10 @@ def load_target(
     if revision is not None:
         origin["revision"] = revision
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, use_safetensors=True, output_loading_info=True, **options, **origin
         )
+        model, report = loaded
         tokenizer = AutoTokenizer.from_pretrained(source, **origin)
     except Exception as error:
         raise _explained(error, source, is_folder) from error

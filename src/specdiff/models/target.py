@@ -100,7 +100,7 @@ class TargetInfo:
         return cls(
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(device),
-            attention=model.config.get_text_config()._attn_implementation,
+            attention=str(model.config.get_text_config()._attn_implementation),
             tf32=device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32",
             quantised=None if method is None else str(getattr(method, "value", method)),
             transformers=transformers.__version__,
