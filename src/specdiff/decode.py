@@ -151,7 +151,6 @@ class DecodeLoop:
             verdicts[i][0].path if i in verdicts else None for i in range(len(self.rows))
         ])
         ended = self._clock()
-        times = {"draft_seconds": drafted - began, "target_seconds": scored - drafted, "verify_seconds": ended - scored}
         commits: list[Commit] = []
         observations: list[Observation] = []
         for i, (verdict, rule, reason) in verdicts.items():
@@ -160,7 +159,8 @@ class DecodeLoop:
             record = Round(
                 proposed=draft.tree.depth, nodes=len(draft.tree), accepted=commit.accepted,
                 committed=len(commit.tokens), extra=commit.extra, rule=rule, reason=reason, source=draft.source,
-                drafter_passes=self._draft_passes() - passes, **times,
+                drafter_passes=self._draft_passes() - passes, draft_seconds=drafted - began,
+                target_seconds=scored - drafted, verify_seconds=ended - scored,
             )
             row.rounds.append(record)
             row.controller.observe(record, draft)

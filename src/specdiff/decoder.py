@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from specdiff.models.target import Target
 from specdiff.records import RoundEvent, Totals
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import FinishReason, StopOptions
-from specdiff.text import TextStream
+from specdiff.text import TextStream, Tokenizer
 from specdiff.types import Budget, Round
 from specdiff.verify import registry as rules
 from specdiff.verify.base import Rule
@@ -209,7 +210,9 @@ class SpeculativeDecoder:
                 raise InputError.of("chat", expected="a tokenizer with a chat template", got=self.target.name,
                                     remedy="pass plain text with chat=False")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            encoded = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+            encoded: Any = self.tokenizer.apply_chat_template(
+                cast("list[dict[str, str]]", messages), add_generation_prompt=True, return_dict=True
+            )
             ids = encoded["input_ids"]
         if not ids:
             bos = self.tokenizer.bos_token_id
@@ -228,7 +231,7 @@ class SpeculativeDecoder:
             sampling = replace(sampling, temperature=temperature)
         if max_new_tokens is not None:
             stop = replace(stop, max_new_tokens=max_new_tokens)
-        decode = self.tokenizer.decode if self.tokenizer is not None else None
+        decode = cast("Callable[[Sequence[int]], str]", self.tokenizer.decode) if self.tokenizer is not None else None
         return Request(prompt=self.encode(prompt, chat=chat), sampling=sampling, stop=stop, seed=seed, index=index,
                        decode=decode)
 
@@ -244,7 +247,9 @@ class SpeculativeDecoder:
     def _text_stream(self, request: Request) -> TextStream | None:
         if self.tokenizer is None:
             return None
-        return TextStream(self.tokenizer, stop_strings=request.stop.stop_strings)
+        return TextStream(
+            cast(Tokenizer, self.tokenizer), stop_strings=request.stop.stop_strings, include_stop=request.stop.include_stop
+        )
 
     def _finished(self, row: Row) -> Generation:
         assert row.finish is not None

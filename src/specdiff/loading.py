@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdiff.decoder import Settings, SpeculativeDecoder
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
@@ -31,6 +31,7 @@ from specdiff.models.diffusion.families import is_diffusion
 from specdiff.models.diffusion.model import DiffusionLM
 from specdiff.models.diffusion.tokenizer import load_tokenizer
 from specdiff.models.load_target import dtype_of, load_target
+from specdiff.models.tables import embedding_table, output_table
 from specdiff.models.target import CausalTarget
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -95,7 +96,7 @@ class _DrafterLoader:
     ) -> None:
         self._store, self._target, self._tokenizer = store, target, tokenizer
         self._dtype = target.model.dtype if dtype == "auto" else dtype_of(dtype)
-        self._device = target.model.get_input_embeddings().weight.device
+        self._device = embedding_table(target.model).device
         self._steps, self._order, self._family = steps, order, family
 
     def load(self, name: str) -> Drafter | None:
@@ -126,8 +127,8 @@ class _DrafterLoader:
 
     def _denoiser(self, folder: Path, *, is_default: bool) -> Drafter:
         model = self._target.model
-        embedding = model.get_input_embeddings().weight.detach().to(self._dtype)
-        head = model.get_output_embeddings().weight.detach().to(self._dtype)
+        embedding = embedding_table(model).detach().to(self._dtype)
+        head = output_table(model).detach().to(self._dtype)
         try:
             denoiser = BlockCausalDenoiser.from_pretrained(folder, embedding, head)
         except PairingError as error:
@@ -148,14 +149,15 @@ class _DrafterLoader:
         return MarginalDrafter(source)
 
     def _autoregressive(self, source: str, name: str) -> Drafter:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             source, dtype=self._dtype, use_safetensors=True, attn_implementation="sdpa"
-        ).to(self._device)
+        )
+        model.to(self._device)  # pyright: ignore[reportArgumentType] - transformers' decorated stub
         tokenizer = AutoTokenizer.from_pretrained(source)
         plain = AutoregressiveDrafter(model.eval(), vocab_size=self._target.vocab_size, name=name)
         drafter = fit_context(plain, plain.context, target_context=self._target.context)
         try:
-            self._common(tokenizer, model.get_output_embeddings().weight.shape[0])
+            self._common(tokenizer, output_table(model).shape[0])
         except PairingError:
             return CrossTokenizerDrafter(
                 drafter, target_tokenizer=self._tokenizer, drafter_tokenizer=tokenizer,

@@ -193,7 +193,7 @@ def test_weights_are_quantised_while_loading_and_read_back(saved: Path, tmp_path
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_a_quantiser_that_is_not_installed_is_named(saved: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="package that is not installed.*bitsandbytes"):
+    with pytest.raises(UnsupportedModelError, match=r"package that is not installed.*bitsandbytes"):
         load_target(saved, quantization_config=BitsAndBytesConfig(load_in_8bit=True))
 
 

@@ -6,13 +6,15 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from specdiff.decoder import Generation, SpeculativeDecoder
 from specdiff.errors import InputError
+from specdiff.models.cached_decoder import input_device
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 
@@ -101,9 +103,9 @@ def transformers_generate(model: PreTrainedModel, sampling: SamplingOptions, sto
     options["eos_token_id"] = [*ends, *stop.stop_ids] or None
 
     def run(prompt: Tensor) -> Sequence[int]:
-        ids = prompt[None].to(model.get_input_embeddings().weight.device)
+        ids = prompt[None].to(input_device(model))
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+            out = cast(GenerationMixin, model).generate(ids, attention_mask=torch.ones_like(ids), **options)
         return out[0, prompt.numel() :].tolist()
 
     return run

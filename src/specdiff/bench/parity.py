@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdiff.models.cached_decoder import input_device
+
 TIE_MARGIN = 1e-4
 """Logits closer than this count as equal in float32 (verification.md, numerics)."""
 
@@ -56,7 +58,7 @@ def compare_texts(model: PreTrainedModel, prompt: Tensor, ours: Sequence[int], t
             return Parity(tokens=length, equal=True)
         return Parity(tokens=length, equal=False, position=min(len(ours), len(theirs)), margin=None)
     ids = torch.cat([prompt, torch.tensor(list(ours[:at]), dtype=torch.int64)])[None]
-    logits = model(ids.to(model.get_input_embeddings().weight.device), logits_to_keep=1).logits[0, -1].float()
+    logits = model(ids.to(input_device(model)), logits_to_keep=1).logits[0, -1].float()
     return Parity(tokens=length, equal=False, position=at, margin=abs(float(logits[ours[at]] - logits[theirs[at]])))
 
 
@@ -78,7 +80,7 @@ class Forced:
 def teacher_force(model: PreTrainedModel, prompt: Tensor, tokens: Sequence[int]) -> Forced:
     """Check every committed token against the argmax of one fresh pass over prompt and text."""
     ids = torch.cat([prompt, torch.tensor(list(tokens), dtype=torch.int64)])[None]
-    device = model.get_input_embeddings().weight.device
+    device = input_device(model)
     logits = model(ids.to(device), logits_to_keep=len(tokens) + 1).logits[0, :-1].float()
     picked = torch.tensor(list(tokens), device=device)
     best, chosen = logits.max(dim=-1).values, logits.gather(1, picked[:, None])[:, 0]
