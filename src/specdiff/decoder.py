@@ -247,8 +247,9 @@ class SpeculativeDecoder:
     def _text_stream(self, request: Request) -> TextStream | None:
         if self.tokenizer is None:
             return None
+        stop = request.stop
         return TextStream(
-            cast(Tokenizer, self.tokenizer), stop_strings=request.stop.stop_strings, include_stop=request.stop.include_stop
+            cast(Tokenizer, self.tokenizer), stop_strings=stop.stop_strings, include_stop=stop.include_stop
         )
 
     def _finished(self, row: Row) -> Generation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -107,10 +109,14 @@ def test_committed_slots_equal_a_plain_cache(model: PreTrainedModel) -> None:
     "model", [("llama", "sdpa"), ("gemma3_text", "eager"), ("gpt_neox", "sdpa")], indirect=True, ids="-".join
 )
 @pytest.mark.parametrize("huge", [1e4, 1e30])
-def test_rejected_slots_that_hold_huge_values_change_nothing(model: PreTrainedModel, huge: float) -> None:
+def test_rejected_slots_that_hold_huge_values_change_nothing(
+    model: PreTrainedModel, huge: float, figure: Callable[..., None]
+) -> None:
     """Row 7: nothing that is not committed is ever read again."""
-    tokens = [_decode_with_poison(model, value) for value in (None, huge, -huge)]
-    assert tokens[0] == tokens[1] == tokens[2]
+    logits = [_decode_with_poison(model, value) for value in (None, huge, -huge)]
+    assert logits[0] == logits[1] == logits[2]
+    text = f"{model.config.model_type}: logits after dead slots were overwritten with +-{huge:g}"
+    figure(7, text, compared=2 * sum(map(len, logits[0])), different=0)
 
 
 def _decode_with_poison(model: PreTrainedModel, value: float | None) -> list[list[float]]:

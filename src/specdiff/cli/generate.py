@@ -74,25 +74,25 @@ def generate(
     log = Console(stderr=True, highlight=False, quiet=as_json)
     decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32, settings=Settings(rule=rule))
     decoder = with_budget(decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy)
+    out = Console(highlight=False, force_terminal=True if color else None, no_color=True if color is False else None)
+    if not compare_ or (len(prompts) == 1 and not as_json):  # a single prompt is shown, then compared
+        for index, text in enumerate(prompts):
+            began = time.perf_counter()
+            pieces = decoder.stream(text, sampling=sampling, stop=stops, seed=seed, chat=chat, clock=time.perf_counter)
+            if as_json:
+                generation = next(p.generation for p in pieces if p.generation is not None)
+                print(json.dumps(to_json(index, text, generation, time.perf_counter() - began)), flush=True)
+            else:
+                generation = stream_to(out, pieces)
+                print_summary(log, generation, time.perf_counter() - began)
     if compare_:
         baselines = _baselines(decoder, target, compare_dtypes, sampling, stops, seed, device)
         ids = [decoder.encode(p, chat=chat) for p in prompts]
         with Progress(console=log, transient=True) as bar:
-            task = bar.add_task("comparing", total=len(ids))
+            task = bar.add_task("comparing with plain decoding", total=len(ids))
             result = compare(decoder, ids, baselines, sampling=sampling, stop=stops, seed=seed,
                              progress=lambda done: bar.update(task, completed=done))
         _print_comparison(result, prompts, as_json=as_json)
-        return
-    out = Console(highlight=False, force_terminal=True if color else None, no_color=True if color is False else None)
-    for index, text in enumerate(prompts):
-        began = time.perf_counter()
-        pieces = decoder.stream(text, sampling=sampling, stop=stops, seed=seed, chat=chat, clock=time.perf_counter)
-        if as_json:
-            generation = next(p.generation for p in pieces if p.generation is not None)
-            print(json.dumps(to_json(index, text, generation, time.perf_counter() - began)), flush=True)
-        else:
-            generation = stream_to(out, pieces)
-            print_summary(log, generation, time.perf_counter() - began)
 
 
 def with_budget(
@@ -180,8 +180,6 @@ def _print_comparison(result: Comparison, prompts: Sequence[str], *, as_json: bo
         }))
         return
     console = Console(highlight=False)
-    if len(prompts) == 1:
-        console.print(result.generations[0].text, markup=False)
     table = Table("method", "tokens/s", "specdiff is faster by", title=f"{len(prompts)} prompts, "
                   f"{torch.get_num_threads()} thread(s)")
     for method in result.seconds:
