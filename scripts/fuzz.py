@@ -28,10 +28,17 @@ from specdiff.text import TextStream
 from specdiff.types import TokenTree
 
 TEXTS = (
-    "Hello, world! It's a test; don't  panic.", "naïve café — über", "日本語のテキスト、漢字。",
+    "Hello, world! It's a test; don't  panic.",
+    "naïve café — über",
+    "日本語のテキスト、漢字。",
     "👩‍👩‍👧‍👦 family 🇩🇪 flags 😀😀",
-    "def f(x):\n    return x  # ok\n\n\n", "a ' b 's c 've d n't e . f 're ?", "ไทยภาษา العربية עברית",
-    "\ufffd raw \ufffd\ufffd", "\u0301combining e\u0301", "tabs\t\tand   spaces   ", "<|end|> not special",
+    "def f(x):\n    return x  # ok\n\n\n",
+    "a ' b 's c 've d n't e . f 're ?",
+    "ไทยภาษา العربية עברית",
+    "\ufffd raw \ufffd\ufffd",
+    "\u0301combining e\u0301",
+    "tabs\t\tand   spaces   ",
+    "<|end|> not special",
 )
 WORDS = ("the", "he", "in", "er", "an", "re", "on", "world", "don", "'t", "n't", "'s", "'ve", "'m", "lo", "test", "ing")
 PIECES = (*WORDS, *".?!,'nmsvert \n\tabcdxyz", "é", "日", "本", "語", "😀", "字", "\ufffd", "  ", "    ")
@@ -70,23 +77,42 @@ def tokenizers() -> dict[str, Any]:
         return {name: i for i, name in enumerate(names)}
 
     characters = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    llama = decoders.Sequence([
-        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),
-    ])
+    llama = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     return {
         "byte-level": _fast(models.BPE(byte_vocabulary, []), decoders.ByteLevel(), pre_tokenizers.ByteLevel(False)),
-        "byte-fallback": _fast(models.Unigram([(p, -1.0) for p in llama_pieces], 0, True), llama,
-                               pre_tokenizers.Metaspace()),
-        "metaspace": _fast(models.Unigram([(p, -1.0) for p in dict.fromkeys(["<unk>", "▁", *spaced])], 0, False),
-                           decoders.Metaspace(), pre_tokenizers.Metaspace()),
-        "word-piece": _fast(models.WordPiece(numbered(wordpieces), unk_token="[UNK]"), decoders.WordPiece("##", True),
-                            pre_tokenizers.BertPreTokenizer(), clean_up_tokenization_spaces=True),
-        "cleaned": _fast(models.WordLevel(numbered(plain), unk_token="[UNK]"), decoders.Fuse(),
-                         characters, clean_up_tokenization_spaces=True),
-        "plain": _fast(models.WordLevel(numbered(plain), unk_token="[UNK]"), decoders.Fuse(),
-                       characters),
-        "word-end": _fast(models.WordLevel(numbered(ended), unk_token="<unk>"), decoders.BPEDecoder("</w>"),
-                          pre_tokenizers.Whitespace()),
+        "byte-fallback": _fast(
+            models.Unigram([(p, -1.0) for p in llama_pieces], 0, True), llama, pre_tokenizers.Metaspace()
+        ),
+        "metaspace": _fast(
+            models.Unigram([(p, -1.0) for p in dict.fromkeys(["<unk>", "▁", *spaced])], 0, False),
+            decoders.Metaspace(),
+            pre_tokenizers.Metaspace(),
+        ),
+        "word-piece": _fast(
+            models.WordPiece(numbered(wordpieces), unk_token="[UNK]"),
+            decoders.WordPiece("##", True),
+            pre_tokenizers.BertPreTokenizer(),
+            clean_up_tokenization_spaces=True,
+        ),
+        "cleaned": _fast(
+            models.WordLevel(numbered(plain), unk_token="[UNK]"),
+            decoders.Fuse(),
+            characters,
+            clean_up_tokenization_spaces=True,
+        ),
+        "plain": _fast(models.WordLevel(numbered(plain), unk_token="[UNK]"), decoders.Fuse(), characters),
+        "word-end": _fast(
+            models.WordLevel(numbered(ended), unk_token="<unk>"),
+            decoders.BPEDecoder("</w>"),
+            pre_tokenizers.Whitespace(),
+        ),
         "ctc": _fast(models.WordLevel(numbered(ctc), unk_token="<pad>"), decoders.CTC(), pre_tokenizers.Whitespace()),
         "no-decoder": _fast(models.WordLevel(numbered(plain), unk_token="[UNK]"), None, pre_tokenizers.Whitespace()),
         "python-bytes": ByT5Tokenizer(extra_ids=4),
@@ -178,11 +204,57 @@ def stop_case(rng: random.Random) -> None:
 
 
 JUNK: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 5, 10**400, 0.0, 0.5, 1.0, -0.5, 1e-30, 1e-4, 1e30, 1e300,
-    float("nan"), float("inf"), -float("inf"), "0.7", "", b"1", (3,), 1j, object(), torch.tensor(1.0),
-    [], [1], [[1]], [[]], [[1, 2], [3]], [["a"]], [99], [[99]], [[7]], [None], ["a", ""], [lambda ids, scores: scores],
-    {}, {1: 2.0}, {"1": 2.0}, {(1, 2): -1.0}, {(): 1.0}, {1: float("nan")}, {99: 1.0}, {-1: 1.0}, {None: 1.0},
-    [lambda ids, scores: scores * float("nan")], [lambda ids: 0], [lambda ids, scores: scores[:, :2]],
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    5,
+    10**400,
+    0.0,
+    0.5,
+    1.0,
+    -0.5,
+    1e-30,
+    1e-4,
+    1e30,
+    1e300,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    "0.7",
+    "",
+    b"1",
+    (3,),
+    1j,
+    object(),
+    torch.tensor(1.0),
+    [],
+    [1],
+    [[1]],
+    [[]],
+    [[1, 2], [3]],
+    [["a"]],
+    [99],
+    [[99]],
+    [[7]],
+    [None],
+    ["a", ""],
+    [lambda ids, scores: scores],
+    {},
+    {1: 2.0},
+    {"1": 2.0},
+    {(1, 2): -1.0},
+    {(): 1.0},
+    {1: float("nan")},
+    {99: 1.0},
+    {-1: 1.0},
+    {None: 1.0},
+    [lambda ids, scores: scores * float("nan")],
+    [lambda ids: 0],
+    [lambda ids, scores: scores[:, :2]],
 )
 
 

@@ -36,60 +36,152 @@ class Mutant:
 
 
 MUTANTS = (
-    Mutant("argmax draft with a softmax q", "trees/sampled.py", "columns = [random.draw(row) for row in probs]",
-           "columns = [int(row.argmax()) for row in probs]", EXACT),
-    Mutant("q before the filters, draft after", "trees/sampled.py", "columns = [random.draw(row) for row in probs]",
-           "columns = [random.draw(row * (row >= row.topk(min(2, len(row))).values[-1])) for row in probs]", EXACT),
-    Mutant("draft at T = .7 with q at T = 1", "drafters/marginal.py",
-           "    if isinstance(shape, Chain):\n        return sample_chain(probs, random, vocab, source=source)",
-           "    if isinstance(shape, Chain):\n        hot = torch.softmax(logits / budget.temperature / 0.7, dim=-1)\n"
-           "        from dataclasses import replace\n        draft = sample_chain(hot, random, vocab, source=source)\n"
-           "        return replace(draft, law=replace(draft.law, rows=probs))", LOOP),
+    Mutant(
+        "argmax draft with a softmax q",
+        "trees/sampled.py",
+        "columns = [random.draw(row) for row in probs]",
+        "columns = [int(row.argmax()) for row in probs]",
+        EXACT,
+    ),
+    Mutant(
+        "q before the filters, draft after",
+        "trees/sampled.py",
+        "columns = [random.draw(row) for row in probs]",
+        "columns = [random.draw(row * (row >= row.topk(min(2, len(row))).values[-1])) for row in probs]",
+        EXACT,
+    ),
+    Mutant(
+        "draft at T = .7 with q at T = 1",
+        "drafters/marginal.py",
+        "    if isinstance(shape, Chain):\n        return sample_chain(probs, random, vocab, source=source)",
+        "    if isinstance(shape, Chain):\n        hot = torch.softmax(logits / budget.temperature / 0.7, dim=-1)\n"
+        "        from dataclasses import replace\n        draft = sample_chain(hot, random, vocab, source=source)\n"
+        "        return replace(draft, law=replace(draft.law, rows=probs))",
+        LOOP,
+    ),
     Mutant("residual = p", "verify/base.py", "    return left / left.sum()", "    return p", EXACT),
     Mutant("residual not renormalised", "verify/base.py", "    return left / left.sum()", "    return left", EXACT),
     Mutant("rejected token not zeroed", "verify/base.py", "    rest[token] = 0\n", "", EXACT),
-    Mutant("the same uniform for the accept test and the residual", "randomness.py",
-           "        return next(self._uniforms) < probability",
-           "        self._last = next(self._uniforms)\n        self._uniforms = __import__('itertools').chain("
-           "[self._last], self._uniforms)\n        return self._last < probability", LOOP),
-    Mutant("accept 10 % too lenient", "randomness.py", "        return next(self._uniforms) < probability",
-           "        return next(self._uniforms) < 1.1 * probability", LOOP),
-    Mutant("bf16 uniforms", "randomness.py", "torch.rand(self._BLOCK, dtype=torch.float64, generator=self._generator)",
-           "torch.rand(self._BLOCK, dtype=torch.bfloat16, generator=self._generator)",
-           ("tests/unit/test_randomness.py",)),
-    Mutant("bonus token drawn from the wrong row", "verify/ratio.py",
-           "return Verdict(path, random.draw(law.row(row)), Extra.BONUS)",
-           "return Verdict(path, random.draw(law.row(max(row - 1, 0))), Extra.BONUS)", EXACT),
-    Mutant("first token unverified", "verify/ratio.py", "if not random.coin(acceptance(p, q, token)):",
-           "if depth > 0 and not random.coin(acceptance(p, q, token)):", EXACT),
-    Mutant("stale keys and values after a roll-back", "models/slot_cache.py", "        if sources:\n",
-           "        if False:\n",
-           ("tests/parity/test_target_tree_pass.py",)),
-    Mutant("rejected slots stay committed", "models/slot_cache.py", "self._slots.lengths[row] += len(kept[row])",
-           "self._slots.lengths[row] += self.layers[0].written if self.layers else len(kept[row])",
-           ("tests/parity/test_target_tree_pass.py",)),
-    Mutant("siblings tested in an order that depends on p", "verify/multi_round.py", "for node in draws[row]:",
-           "for node in sorted(draws[row], key=lambda n: -float(p[tokens[n]])):", EXACT),
-    Mutant("duplicate siblings merged under multi-round", "verify/multi_round.py", "for node in draws[row]:",
-           "for node in dict.fromkeys(draws[row]):", EXACT),
-    Mutant("q keeps the rejected sibling", "verify/without_replacement.py",
-           "p, q = residual(p, q), without(q, tokens[node])", "p = residual(p, q)", EXACT),
-    Mutant("block verification keeps a prefix with its own rate", "verify/base.py",
-           "    return left / denominator if denominator > 0 else 1.0", "    return rate", EXACT),
-    Mutant("traversal forgets the rate", "verify/traversal.py",
-           "left = (parent.rate * parent.p - parent.q).clamp_min(0)",
-           "left = (parent.p - parent.q).clamp_min(0)", EXACT),
-    Mutant("draft and verifier share uniforms", "decode.py", 'RandomStream(request.seed, "verify", request.index)',
-           'RandomStream(request.seed, "draft", request.index)', LOOP),
-    Mutant("processors fed the wrong prefix inside a draft", "sampling.py", "path[::-1]", "path[:0]",
-           ("tests/parity/test_options.py",)),
-    Mutant("EOS inside a draft ignored", "decode.py", "            if row.finish is not None:\n                break",
-           "            if row.finish is not None and len(kept) > len(drafted):\n                break",
-           ("tests/parity/test_stops.py",)),
-    Mutant("tree positions off by one", "models/cached_decoder.py", "torch.tensor([0, *tree.depths])",
-           "torch.tensor([0, *(d + 1 for d in tree.depths)])", ("tests/parity/test_target_tree_pass.py",)),
-    Mutant("nodes see their siblings", "models/cached_decoder.py", "            row[node + 1] = 1\n",
-           "            row[1 : node + 2] = b'\\x01' * (node + 1)\n", ("tests/parity/test_target_tree_pass.py",)),
+    Mutant(
+        "the same uniform for the accept test and the residual",
+        "randomness.py",
+        "        return next(self._uniforms) < probability",
+        "        self._last = next(self._uniforms)\n        self._uniforms = __import__('itertools').chain("
+        "[self._last], self._uniforms)\n        return self._last < probability",
+        LOOP,
+    ),
+    Mutant(
+        "accept 10 % too lenient",
+        "randomness.py",
+        "        return next(self._uniforms) < probability",
+        "        return next(self._uniforms) < 1.1 * probability",
+        LOOP,
+    ),
+    Mutant(
+        "bf16 uniforms",
+        "randomness.py",
+        "torch.rand(self._BLOCK, dtype=torch.float64, generator=self._generator)",
+        "torch.rand(self._BLOCK, dtype=torch.bfloat16, generator=self._generator)",
+        ("tests/unit/test_randomness.py",),
+    ),
+    Mutant(
+        "bonus token drawn from the wrong row",
+        "verify/ratio.py",
+        "return Verdict(path, random.draw(law.row(row)), Extra.BONUS)",
+        "return Verdict(path, random.draw(law.row(max(row - 1, 0))), Extra.BONUS)",
+        EXACT,
+    ),
+    Mutant(
+        "first token unverified",
+        "verify/ratio.py",
+        "if not random.coin(acceptance(p, q, token)):",
+        "if depth > 0 and not random.coin(acceptance(p, q, token)):",
+        EXACT,
+    ),
+    Mutant(
+        "stale keys and values after a roll-back",
+        "models/slot_cache.py",
+        "        if sources:\n",
+        "        if False:\n",
+        ("tests/parity/test_target_tree_pass.py",),
+    ),
+    Mutant(
+        "rejected slots stay committed",
+        "models/slot_cache.py",
+        "self._slots.lengths[row] += len(kept[row])",
+        "self._slots.lengths[row] += self.layers[0].written if self.layers else len(kept[row])",
+        ("tests/parity/test_target_tree_pass.py",),
+    ),
+    Mutant(
+        "siblings tested in an order that depends on p",
+        "verify/multi_round.py",
+        "for node in draws[row]:",
+        "for node in sorted(draws[row], key=lambda n: -float(p[tokens[n]])):",
+        EXACT,
+    ),
+    Mutant(
+        "duplicate siblings merged under multi-round",
+        "verify/multi_round.py",
+        "for node in draws[row]:",
+        "for node in dict.fromkeys(draws[row]):",
+        EXACT,
+    ),
+    Mutant(
+        "q keeps the rejected sibling",
+        "verify/without_replacement.py",
+        "p, q = residual(p, q), without(q, tokens[node])",
+        "p = residual(p, q)",
+        EXACT,
+    ),
+    Mutant(
+        "block verification keeps a prefix with its own rate",
+        "verify/base.py",
+        "    return left / denominator if denominator > 0 else 1.0",
+        "    return rate",
+        EXACT,
+    ),
+    Mutant(
+        "traversal forgets the rate",
+        "verify/traversal.py",
+        "left = (parent.rate * parent.p - parent.q).clamp_min(0)",
+        "left = (parent.p - parent.q).clamp_min(0)",
+        EXACT,
+    ),
+    Mutant(
+        "draft and verifier share uniforms",
+        "decode.py",
+        'RandomStream(request.seed, "verify", request.index)',
+        'RandomStream(request.seed, "draft", request.index)',
+        LOOP,
+    ),
+    Mutant(
+        "processors fed the wrong prefix inside a draft",
+        "sampling.py",
+        "path[::-1]",
+        "path[:0]",
+        ("tests/parity/test_options.py",),
+    ),
+    Mutant(
+        "EOS inside a draft ignored",
+        "decode.py",
+        "            if row.finish is not None:\n                break",
+        "            if row.finish is not None and len(kept) > len(drafted):\n                break",
+        ("tests/parity/test_stops.py",),
+    ),
+    Mutant(
+        "tree positions off by one",
+        "models/cached_decoder.py",
+        "torch.tensor([0, *tree.depths])",
+        "torch.tensor([0, *(d + 1 for d in tree.depths)])",
+        ("tests/parity/test_target_tree_pass.py",),
+    ),
+    Mutant(
+        "nodes see their siblings",
+        "models/cached_decoder.py",
+        "            row[node + 1] = 1\n",
+        "            row[1 : node + 2] = b'\\x01' * (node + 1)\n",
+        ("tests/parity/test_target_tree_pass.py",),
+    ),
 )
 CONTROLS = {
     "walk (emits its own draws, tests nothing)": (*EXACT, "-k", "walk"),
@@ -146,8 +238,10 @@ def main() -> int:
         print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.name}")
     for name, passed in alive.items():
         print(f"{'passes  ' if passed else 'REJECTED'}  control: {name}")
-    print(f"kill rate {sum(dead)}/{len(dead)} = {100 * sum(dead) / max(1, len(dead)):.0f} %, "
-          f"controls {sum(alive.values())}/{len(alive)}, {time.monotonic() - began:.0f} s")
+    print(
+        f"kill rate {sum(dead)}/{len(dead)} = {100 * sum(dead) / max(1, len(dead)):.0f} %, "
+        f"controls {sum(alive.values())}/{len(alive)}, {time.monotonic() - began:.0f} s"
+    )
     return 0 if all(dead) and all(alive.values()) else 1
 
 

@@ -95,8 +95,14 @@ def main() -> None:
     else:
         margins = sorted((m for r in rows for m in r["margins"]), reverse=True)
         agreed = sum(r["argmax"] for r in rows)
-        print(label, len(rows), "prompts", tokens, "tokens", f"{agreed} are the argmax of a fresh pass; {len(margins)} "
-              f"are not, largest margins {margins[:3]}")
+        print(
+            label,
+            len(rows),
+            "prompts",
+            tokens,
+            "tokens",
+            f"{agreed} are the argmax of a fresh pass; {len(margins)} are not, largest margins {margins[:3]}",
+        )
 
 
 if __name__ == "__main__":

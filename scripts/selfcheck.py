@@ -38,17 +38,37 @@ ROWS = (
     Row(2, "statistical law of the whole loop", "0 rejections at 1e-6", ("tests/statistical",)),
     Row(3, "planted faults", "all killed, both look-alikes pass", ()),
     Row(4, "T = 0 parity with generate", "all equal in fp32", ("tests/parity/test_generate_parity.py",)),
-    Row(5, "option parity", "every option acts at every position, or is refused",
-        ("tests/parity/test_options.py", "tests/unit/test_sampling.py", "tests/unit/test_generation_config.py")),
-    Row(6, "stop and budget", "text, reason and usage equal plain decoding's",
-        ("tests/parity/test_stops.py", "tests/unit/test_stopping.py")),
-    Row(7, "cache invariants", "cache length = committed length; dead slots are dead",
-        ("tests/parity/test_target_tree_pass.py",)),
+    Row(
+        5,
+        "option parity",
+        "every option acts at every position, or is refused",
+        ("tests/parity/test_options.py", "tests/unit/test_sampling.py", "tests/unit/test_generation_config.py"),
+    ),
+    Row(
+        6,
+        "stop and budget",
+        "text, reason and usage equal plain decoding's",
+        ("tests/parity/test_stops.py", "tests/unit/test_stopping.py"),
+    ),
+    Row(
+        7,
+        "cache invariants",
+        "cache length = committed length; dead slots are dead",
+        ("tests/parity/test_target_tree_pass.py",),
+    ),
     Row(8, "batch parity", "each row equals the row alone", ("tests/parity/test_batch_parity.py",)),
-    Row(9, "acceptance integrity", "an oracle is accepted to 1.0; recounts equal the records",
-        ("tests/parity/test_drafters.py", "tests/unit/test_records.py")),
-    Row(10, "seeds", "the same alone, batched, streamed, restarted",
-        ("tests/unit/test_seeds.py", "tests/unit/test_randomness.py")),
+    Row(
+        9,
+        "acceptance integrity",
+        "an oracle is accepted to 1.0; recounts equal the records",
+        ("tests/parity/test_drafters.py", "tests/unit/test_records.py"),
+    ),
+    Row(
+        10,
+        "seeds",
+        "the same alone, batched, streamed, restarted",
+        ("tests/unit/test_seeds.py", "tests/unit/test_randomness.py"),
+    ),
     Row(11, "fault injection", ">= 30 faults, each a typed error", ("tests/fault",)),
     Row(13, "streaming", "concatenation equals the full decode", ("tests/unit/test_text_stream.py",)),
 )
@@ -64,8 +84,9 @@ def pytest(row: Row, *, full: bool, figures: Path) -> tuple[int, int, float]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks]
     command += ["--figures", str(figures), *tests]
     began = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
     if done.returncode not in (0, 1) or not counts:
         raise SystemExit(f"row {row.number}: pytest exited {done.returncode}\n{done.stdout[-2000:]}")
@@ -82,8 +103,10 @@ def main() -> int:
     wanted = {int(n) for n in options.rows.split(",")} if options.rows else {row.number for row in ROWS}
     command = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    print(f"commit {commit or 'unknown'}, Python {platform.python_version()}, {platform.machine()}, "
-          f"{'full' if options.full else 'default'} share")
+    print(
+        f"commit {commit or 'unknown'}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{'full' if options.full else 'default'} share"
+    )
     table: list[dict[str, object]] = []
     failed_any = False
     for row in ROWS:
@@ -105,8 +128,16 @@ def main() -> int:
         print(f"{row.number:>3}  {row.title}: {passed} passed, {failed} failed ({seconds:.0f} s); goal: {row.goal}")
         for text in sorted({m["text"] for m in measured if m["row"] == row.number}):
             print(f"       {text}")
-        table.append({"row": row.number, "title": row.title, "goal": row.goal, "passed": passed, "failed": failed,
-                      "figures": [m for m in measured if m["row"] == row.number]})
+        table.append(
+            {
+                "row": row.number,
+                "title": row.title,
+                "goal": row.goal,
+                "passed": passed,
+                "failed": failed,
+                "figures": [m for m in measured if m["row"] == row.number],
+            }
+        )
     if options.out is not None:
         partial = options.out.with_suffix(".partial")
         partial.write_text(json.dumps(table, indent=1), encoding="utf-8")

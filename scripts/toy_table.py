@@ -116,10 +116,13 @@ def shapes(marginals: Tensor) -> list[Shape]:
         Shape(f"K={DRAWS_K}", on_draws, lambda q, random: sample_paths(q, DRAWS_K, random)),
     ]
     for widths in WIDTHS:
-        found.append(Shape(
-            shape_name(widths), ("without_replacement", "traversal"),
-            lambda q, random, widths=widths: siblings_without_replacement(q, widths, random),
-        ))
+        found.append(
+            Shape(
+                shape_name(widths),
+                ("without_replacement", "traversal"),
+                lambda q, random, widths=widths: siblings_without_replacement(q, widths, random),
+            )
+        )
     for nodes in NODES:
         best = best_first(marginals.log(), nodes)
         found.append(Shape(f"best-first {nodes}", ("walk",), lambda q, random, best=best: best))
@@ -197,7 +200,8 @@ def report(results: Sequence[dict[Key, float]], command: str) -> str:
     ]
     nodes = [
         (name, lambda s, name=name: f"{statistics.fmean(by_key[*s, name]):.1f}")
-        for name in names if name.startswith("nodes")
+        for name in names
+        if name.startswith("nodes")
     ]
     differences = [
         (
@@ -208,19 +212,24 @@ def report(results: Sequence[dict[Key, float]], command: str) -> str:
         )
         for left, right in COMPARISONS
     ]
-    return "\n\n".join([
-        "# Toy table: expected accepted tokens of every rule",
-        f"Made by `{command}`.",
-        f"Accepted drafted tokens a round, without the extra one. V = {VOCAB}, gamma = {GAMMA}; target: an independent "
-        f"Dirichlet(a) row for every prefix, {targets} targets for each a; q_j = 0.9 x the target's own marginal at "
-        "position j + 0.1 uniform, then draft temperature T (best-first trees are built at T = 1). Rules on one "
-        "shape verify the same drafts. Mean ± half-width of the 95 % interval over targets.",
-        table("rule, draft", accepted),
-        "Nodes of the tree that the target scores:",
-        table("draft", nodes),
-        "Differences within each target:",
-        table("left - right", differences),
-    ]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                "# Toy table: expected accepted tokens of every rule",
+                f"Made by `{command}`.",
+                f"Accepted drafted tokens a round, without the extra one. V = {VOCAB}, gamma = {GAMMA}; target: an independent "
+                f"Dirichlet(a) row for every prefix, {targets} targets for each a; q_j = 0.9 x the target's own marginal at "
+                "position j + 0.1 uniform, then draft temperature T (best-first trees are built at T = 1). Rules on one "
+                "shape verify the same drafts. Mean ± half-width of the 95 % interval over targets.",
+                table("rule, draft", accepted),
+                "Nodes of the tree that the target scores:",
+                table("draft", nodes),
+                "Differences within each target:",
+                table("left - right", differences),
+            ]
+        )
+        + "\n"
+    )
 
 
 def main() -> None:
@@ -234,7 +243,8 @@ def main() -> None:
     args = parser.parse_args()
     tasks = [
         (a, args.seed * 1_000_003 + 1000 * number + target, args.draws)
-        for number, a in enumerate(CONCENTRATIONS) for target in range(args.targets)
+        for number, a in enumerate(CONCENTRATIONS)
+        for target in range(args.targets)
     ]
     with ProcessPoolExecutor(args.processes) as pool:
         results = list(pool.map(measure, tasks, chunksize=1))

@@ -121,10 +121,12 @@ class DecodeLoop:
         """Prefill, then one list of commits a round, until every row has finished."""
         prompts = [row.request.prompt for row in self.rows]
         features = self._session.prefill(prompts)
-        self._observe([
-            Observation(row=i, start=0, tokens=tuple(p[:-1].tolist()), accepted=0, features=f)
-            for i, (p, f) in enumerate(zip(prompts, features, strict=True))
-        ])
+        self._observe(
+            [
+                Observation(row=i, start=0, tokens=tuple(p[:-1].tolist()), accepted=0, features=f)
+                for i, (p, f) in enumerate(zip(prompts, features, strict=True))
+            ]
+        )
         while any(row.finish is None for row in self.rows):
             yield self.step()
 
@@ -134,10 +136,12 @@ class DecodeLoop:
         began, passes = self._clock(), self._draft_passes()
         drafts = self._draft(active)  # a row whose draft is faulty fails here
         drafted = self._clock()
-        logits = self._session.score([
-            ScoreRequest(self.rows[i].committed[-1], drafts[i].tree) if i in drafts else None
-            for i in range(len(self.rows))
-        ])
+        logits = self._session.score(
+            [
+                ScoreRequest(self.rows[i].committed[-1], drafts[i].tree) if i in drafts else None
+                for i in range(len(self.rows))
+            ]
+        )
         scored = self._clock()
         verdicts: dict[int, tuple[Verdict, str, str]] = {}
         for i in drafts:
@@ -147,9 +151,7 @@ class DecodeLoop:
                 verdicts[i] = self._verify(self.rows[i], drafts[i], rows)
             except SpecdiffError as error:
                 self._fail(i, error)
-        features = self._session.commit([
-            verdicts[i][0].path if i in verdicts else None for i in range(len(self.rows))
-        ])
+        features = self._session.commit([verdicts[i][0].path if i in verdicts else None for i in range(len(self.rows))])
         ended = self._clock()
         commits: list[Commit] = []
         observations: list[Observation] = []
@@ -157,10 +159,18 @@ class DecodeLoop:
             row, draft, start = self.rows[i], drafts[i], len(self.rows[i].committed)
             commit = self._commit(i, draft, verdict)
             record = Round(
-                proposed=draft.tree.depth, nodes=len(draft.tree), accepted=commit.accepted,
-                committed=len(commit.tokens), extra=commit.extra, rule=rule, reason=reason, source=draft.source,
-                drafter_passes=self._draft_passes() - passes, draft_seconds=drafted - began,
-                target_seconds=scored - drafted, verify_seconds=ended - scored,
+                proposed=draft.tree.depth,
+                nodes=len(draft.tree),
+                accepted=commit.accepted,
+                committed=len(commit.tokens),
+                extra=commit.extra,
+                rule=rule,
+                reason=reason,
+                source=draft.source,
+                drafter_passes=self._draft_passes() - passes,
+                draft_seconds=drafted - began,
+                target_seconds=scored - drafted,
+                verify_seconds=ended - scored,
             )
             row.rounds.append(record)
             row.controller.observe(record, draft)
@@ -181,23 +191,37 @@ class DecodeLoop:
     def _row(self, request: Request, controller: Callable[[Budget], Controller]) -> Row:
         length = request.prompt.numel()
         if length == 0:
-            raise InputError.of("prompt", expected="at least one token", got="an empty prompt",
-                                remedy="give a prompt, or a model that has a BOS token")
+            raise InputError.of(
+                "prompt",
+                expected="at least one token",
+                got="an empty prompt",
+                remedy="give a prompt, or a model that has a BOS token",
+            )
         context = self._target.context
         if context is not None and length >= context:
-            raise ContextOverflowError.of("prompt", expected=f"fewer than {context} tokens (the target's context)",
-                                          got=length, remedy="shorten the prompt")
+            raise ContextOverflowError.of(
+                "prompt",
+                expected=f"fewer than {context} tokens (the target's context)",
+                got=length,
+                remedy="shorten the prompt",
+            )
         low, high = int(request.prompt.min()), int(request.prompt.max())
         if low < 0 or high >= self._target.vocab_size:
-            raise InputError.of("prompt", expected=f"ids in [0, {self._target.vocab_size})", got=(low, high),
-                                remedy="tokenize with the target's own tokenizer")
+            raise InputError.of(
+                "prompt",
+                expected=f"ids in [0, {self._target.vocab_size})",
+                got=(low, high),
+                remedy="tokenize with the target's own tokenizer",
+            )
         room = None if context is None else context - length
         return Row(
             request=request,
-            laws=LawBuilder(request.sampling, prompt_length=length, eos_ids=self._target.eos_ids,
-                            vocab_size=self._target.vocab_size),
-            stop=StopCheck(request.stop, eos_ids=self._target.eos_ids, room=room, decode=request.decode,
-                           prompt=request.prompt),
+            laws=LawBuilder(
+                request.sampling, prompt_length=length, eos_ids=self._target.eos_ids, vocab_size=self._target.vocab_size
+            ),
+            stop=StopCheck(
+                request.stop, eos_ids=self._target.eos_ids, room=room, decode=request.decode, prompt=request.prompt
+            ),
             draft_random=RandomStream(request.seed, "draft", request.index),
             verify_random=RandomStream(request.seed, "verify", request.index),
             controller=controller(self._budget),
@@ -214,9 +238,9 @@ class DecodeLoop:
                 room = min(room, self._drafter.max_gamma)
             budget = row.controller.budget(room)
             if self._drafting is not None and budget is not None and budget.gamma > 0:
-                requests.append(DraftRequest(
-                    row=i, prefix=torch.tensor(row.committed), budget=budget, random=row.draft_random
-                ))
+                requests.append(
+                    DraftRequest(row=i, prefix=torch.tensor(row.committed), budget=budget, random=row.draft_random)
+                )
         if requests and self._drafting is not None:
             with self._blaming_drafter():
                 proposed = list(self._drafting.propose(requests))

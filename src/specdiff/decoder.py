@@ -47,8 +47,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.gamma is not None:
-            raise InputError.of("gamma", expected="no gamma beside a budget", got=self.gamma,
-                                remedy="set Budget.gamma instead")
+            raise InputError.of(
+                "gamma", expected="no gamma beside a budget", got=self.gamma, remedy="set Budget.gamma instead"
+            )
         if self.budget is not None:
             self.budget.validate()
 
@@ -197,18 +198,30 @@ class SpeculativeDecoder:
             if ids.ndim == 2 and ids.shape[0] == 1:
                 ids = ids[0]
             if ids.ndim != 1 or ids.is_floating_point():
-                raise InputError.of("prompt", expected="integer ids [L]", got=(ids.dtype, tuple(ids.shape)),
-                                    remedy="pass one row of token ids")
+                raise InputError.of(
+                    "prompt",
+                    expected="integer ids [L]",
+                    got=(ids.dtype, tuple(ids.shape)),
+                    remedy="pass one row of token ids",
+                )
             return ids.to("cpu", torch.int64)
         if self.tokenizer is None:
-            raise InputError.of("prompt", expected="token ids (this decoder has no tokenizer)",
-                                got=type(prompt).__name__, remedy="pass ids, or build the decoder with a tokenizer")
+            raise InputError.of(
+                "prompt",
+                expected="token ids (this decoder has no tokenizer)",
+                got=type(prompt).__name__,
+                remedy="pass ids, or build the decoder with a tokenizer",
+            )
         if isinstance(prompt, str) and not chat:
             ids = self.tokenizer(prompt, return_tensors=None)["input_ids"]
         else:
             if not getattr(self.tokenizer, "chat_template", None):
-                raise InputError.of("chat", expected="a tokenizer with a chat template", got=self.target.name,
-                                    remedy="pass plain text with chat=False")
+                raise InputError.of(
+                    "chat",
+                    expected="a tokenizer with a chat template",
+                    got=self.target.name,
+                    remedy="pass plain text with chat=False",
+                )
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             encoded: Any = self.tokenizer.apply_chat_template(
                 cast("list[dict[str, str]]", messages), add_generation_prompt=True, return_dict=True
@@ -217,14 +230,25 @@ class SpeculativeDecoder:
         if not ids:
             bos = self.tokenizer.bos_token_id
             if bos is None:
-                raise InputError.of("prompt", expected="text (this model has no BOS token to start from)", got=prompt,
-                                    remedy="give at least one character")
+                raise InputError.of(
+                    "prompt",
+                    expected="text (this model has no BOS token to start from)",
+                    got=prompt,
+                    remedy="give at least one character",
+                )
             ids = [bos]
         return torch.tensor(ids, dtype=torch.int64)
 
     def _request(
-        self, prompt: Prompt, index: int, sampling: SamplingOptions | None, stop: StopOptions | None,
-        max_new_tokens: int | None, temperature: float | None, seed: int, chat: bool,
+        self,
+        prompt: Prompt,
+        index: int,
+        sampling: SamplingOptions | None,
+        stop: StopOptions | None,
+        max_new_tokens: int | None,
+        temperature: float | None,
+        seed: int,
+        chat: bool,
     ) -> Request:
         sampling, stop = sampling or SamplingOptions(), stop or StopOptions()
         if temperature is not None:
@@ -232,17 +256,31 @@ class SpeculativeDecoder:
         if max_new_tokens is not None:
             stop = replace(stop, max_new_tokens=max_new_tokens)
         decode = cast("Callable[[Sequence[int]], str]", self.tokenizer.decode) if self.tokenizer is not None else None
-        return Request(prompt=self.encode(prompt, chat=chat), sampling=sampling, stop=stop, seed=seed, index=index,
-                       decode=decode)
+        return Request(
+            prompt=self.encode(prompt, chat=chat), sampling=sampling, stop=stop, seed=seed, index=index, decode=decode
+        )
 
     def _loop(
-        self, requests: Sequence[Request], *, clock: Callable[[], float] | None,
-        on_round: Callable[[RoundEvent], None] | None, keep_errors: bool,
+        self,
+        requests: Sequence[Request],
+        *,
+        clock: Callable[[], float] | None,
+        on_round: Callable[[RoundEvent], None] | None,
+        keep_errors: bool,
     ) -> DecodeLoop:
         greedy = all(r.sampling.greedy for r in requests)
         budget = self.settings.budget or default_budget(self.drafter, greedy=greedy, gamma=self.settings.gamma)
-        return DecodeLoop(self.target, self.drafter, requests, budget=budget, rule=self._rule,
-                          controller=self.settings.controller, clock=clock, on_round=on_round, keep_errors=keep_errors)
+        return DecodeLoop(
+            self.target,
+            self.drafter,
+            requests,
+            budget=budget,
+            rule=self._rule,
+            controller=self.settings.controller,
+            clock=clock,
+            on_round=on_round,
+            keep_errors=keep_errors,
+        )
 
     def _text_stream(self, request: Request) -> TextStream | None:
         if self.tokenizer is None:
@@ -258,8 +296,14 @@ class SpeculativeDecoder:
         stream = self._text_stream(row.request)
         if stream is not None:
             text = stream.push(row.new_tokens) + stream.finish()
-        return Generation(text=text, tokens=tuple(row.new_tokens), prompt_tokens=row.request.prompt.numel(),
-                          finish=row.finish, rounds=tuple(row.rounds), error=row.error)
+        return Generation(
+            text=text,
+            tokens=tuple(row.new_tokens),
+            prompt_tokens=row.request.prompt.numel(),
+            finish=row.finish,
+            rounds=tuple(row.rounds),
+            error=row.error,
+        )
 
 
 def as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:

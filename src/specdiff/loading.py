@@ -91,8 +91,14 @@ class _DrafterLoader:
     """Loads drafters for one target."""
 
     def __init__(
-        self, store: ModelStore, target: CausalTarget, tokenizer: PreTrainedTokenizerBase,
-        dtype: str | torch.dtype, steps: int, order: str, family: str | None,
+        self,
+        store: ModelStore,
+        target: CausalTarget,
+        tokenizer: PreTrainedTokenizerBase,
+        dtype: str | torch.dtype,
+        steps: int,
+        order: str,
+        family: str | None,
     ) -> None:
         self._store, self._target, self._tokenizer = store, target, tokenizer
         self._dtype = target.model.dtype if dtype == "auto" else dtype_of(dtype)
@@ -112,8 +118,12 @@ class _DrafterLoader:
         folder = default_denoiser() if name == "default" else Path(name)
         if not folder.is_dir():
             if "/" not in name and name not in CATALOG:
-                raise InputError.of("drafter", expected=f"a folder, a model id, or one of these kinds:\n{describe()}\n",
-                                    got=name, remedy="check the name")
+                raise InputError.of(
+                    "drafter",
+                    expected=f"a folder, a model id, or one of these kinds:\n{describe()}\n",
+                    got=name,
+                    remedy="check the name",
+                )
             return self._autoregressive(self._store.resolve(name, pull=True).source, name)
         config = read_json(folder / "config.json")
         if "base_model_type" in config:
@@ -134,8 +144,10 @@ class _DrafterLoader:
         except PairingError as error:
             if is_default:
                 raise PairingError.of(
-                    "drafter", expected=f"the target {DEFAULT_TARGET!r} beside drafter 'default'",
-                    got=self._target.name, remedy="use drafter='ngram', or a drafter trained for this target",
+                    "drafter",
+                    expected=f"the target {DEFAULT_TARGET!r} beside drafter 'default'",
+                    got=self._target.name,
+                    remedy="use drafter='ngram', or a drafter trained for this target",
                 ) from error
             raise
         source = BlockCausalSource(denoiser)
@@ -160,12 +172,13 @@ class _DrafterLoader:
             self._common(tokenizer, output_table(model).shape[0])
         except PairingError:
             return CrossTokenizerDrafter(
-                drafter, target_tokenizer=self._tokenizer, drafter_tokenizer=tokenizer,
-                vocab_size=self._target.vocab_size, name=name,
+                drafter,
+                target_tokenizer=self._tokenizer,
+                drafter_tokenizer=tokenizer,
+                vocab_size=self._target.vocab_size,
+                name=name,
             )
         return drafter
 
     def _common(self, tokenizer: PreTrainedTokenizerBase, size: int) -> int:
-        return check_same_vocabulary(
-            self._tokenizer, tokenizer, target_size=self._target.vocab_size, drafter_size=size
-        )
+        return check_same_vocabulary(self._tokenizer, tokenizer, target_size=self._target.vocab_size, drafter_size=size)

@@ -98,10 +98,16 @@ class SamplingOptions:
             put(name, real(name, getattr(self, name), holds, expected=expected, remedy=remedy))
 
         big = torch.finfo(torch.float32).max
-        put("temperature", real(
-            "temperature", self.temperature, lambda t: t == 0 or _LOWEST_TEMPERATURE <= t <= big,
-            expected=f"0 or a finite number >= {_LOWEST_TEMPERATURE}", remedy="use 0 for argmax",
-        ))
+        put(
+            "temperature",
+            real(
+                "temperature",
+                self.temperature,
+                lambda t: t == 0 or _LOWEST_TEMPERATURE <= t <= big,
+                expected=f"0 or a finite number >= {_LOWEST_TEMPERATURE}",
+                remedy="use 0 for argmax",
+            ),
+        )
         if self.top_k is not None:
             put("top_k", integer("top_k", self.top_k, 1, expected="None or an integer >= 1", remedy="None keeps all"))
         put_real("top_p", 0, 1, "a number in (0, 1]", "1.0 keeps all", open_low=True)
@@ -120,8 +126,12 @@ class SamplingOptions:
         put("bad_words_ids", _bad_words(self.bad_words_ids))
         processors = sequence("processors", self.processors, expected="logits processors", remedy="pass a list")
         if not all(callable(p) for p in processors):
-            raise InputError.of("processors", expected="callables (input_ids, scores) -> scores", got=processors,
-                                remedy="pass instances of transformers.LogitsProcessor")
+            raise InputError.of(
+                "processors",
+                expected="callables (input_ids, scores) -> scores",
+                got=processors,
+                remedy="pass instances of transformers.LogitsProcessor",
+            )
         put("processors", processors)
 
     @property
@@ -140,7 +150,10 @@ def _logit_bias(bias: object) -> dict[int | tuple[int, ...], float]:
         if not ids:
             raise InputError.of("logit_bias", expected="at least one id a key", got=key, remedy=remedy)
         checked[ids if isinstance(key, tuple) else ids[0]] = real(
-            "logit_bias", value, lambda x: x < math.inf, expected="numbers below infinity",
+            "logit_bias",
+            value,
+            lambda x: x < math.inf,
+            expected="numbers below infinity",
             remedy="use -inf to ban a token, a large finite number to favour it",
         )
     return checked
@@ -188,7 +201,12 @@ class LawBuilder:
     """
 
     def __init__(
-        self, options: SamplingOptions, *, prompt_length: int, eos_ids: Sequence[int], vocab_size: int,
+        self,
+        options: SamplingOptions,
+        *,
+        prompt_length: int,
+        eos_ids: Sequence[int],
+        vocab_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
         self.options = options
@@ -308,31 +326,43 @@ def _apply(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tensor:
     except SpecdiffError:
         raise
     except Exception as error:
-        raise InputError(f"processors: {name} raised {error!r} on scores of shape {tuple(scores.shape)}; "
-                         "fix it, or leave it out") from error
+        raise InputError(
+            f"processors: {name} raised {error!r} on scores of shape {tuple(scores.shape)}; fix it, or leave it out"
+        ) from error
     if not isinstance(result, Tensor) or result.shape != scores.shape:
         got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise InputError.of("processors", expected=f"scores of shape {tuple(scores.shape)} from {name}", got=got,
-                            remedy="return the processed scores")
+        raise InputError.of(
+            "processors",
+            expected=f"scores of shape {tuple(scores.shape)} from {name}",
+            got=got,
+            remedy="return the processed scores",
+        )
     return result
 
 
 def _nothing_left(processors: Sequence[LogitsProcessor]) -> InputError:
     names = ", ".join(type(p).__name__ for p in processors)
-    return InputError(f"sampling options: expected at least one token with a finite score, got none after {names}; "
-                      "loosen the bans and biases, or fix the processor")
+    return InputError(
+        f"sampling options: expected at least one token with a finite score, got none after {names}; "
+        "loosen the bans and biases, or fix the processor"
+    )
 
 
 def _check_vocabulary(o: SamplingOptions, eos_ids: list[int], vocab_size: int) -> None:
     for name, words in (("logit_bias", _biased_sequences(o.logit_bias)), ("bad_words_ids", o.bad_words_ids)):
         bad = [i for word in words for i in word if i >= vocab_size]
         if bad:
-            raise InputError.of(name, expected=f"token ids below {vocab_size}", got=bad,
-                                remedy="use ids of the target's vocabulary")
+            raise InputError.of(
+                name, expected=f"token ids below {vocab_size}", got=bad, remedy="use ids of the target's vocabulary"
+            )
     ends = [list(word) for word in o.bad_words_ids if len(word) == 1 and word[0] in eos_ids]
     if ends:  # transformers drops them silently
-        raise InputError.of("bad_words_ids", expected="no EOS id as a word of its own", got=ends,
-                            remedy="use logit_bias={id: float('-inf')} or min_new_tokens to keep EOS away")
+        raise InputError.of(
+            "bad_words_ids",
+            expected="no EOS id as a word of its own",
+            got=ends,
+            remedy="use logit_bias={id: float('-inf')} or min_new_tokens to keep EOS away",
+        )
 
 
 def _processors(

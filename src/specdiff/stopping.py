@@ -76,12 +76,24 @@ class StopOptions:
             flag(name, getattr(self, name), remedy="pass a bool")
         criteria = sequence("criteria", self.criteria, expected="a sequence of stopping criteria", remedy="pass a list")
         if not all(callable(c) for c in criteria):
-            raise InputError.of("criteria", expected="callables (input_ids, scores) -> bool", got=criteria,
-                                remedy="pass instances of transformers.StoppingCriteria")
+            raise InputError.of(
+                "criteria",
+                expected="callables (input_ids, scores) -> bool",
+                got=criteria,
+                remedy="pass instances of transformers.StoppingCriteria",
+            )
         put("criteria", criteria)
         if self.max_time is not None:
-            put("max_time", real("max_time", self.max_time, lambda t: 0 < t < math.inf,
-                                 expected="None or seconds > 0", remedy="None = no limit"))
+            put(
+                "max_time",
+                real(
+                    "max_time",
+                    self.max_time,
+                    lambda t: 0 < t < math.inf,
+                    expected="None or seconds > 0",
+                    remedy="None = no limit",
+                ),
+            )
 
 
 def checked_stop_strings(value: object) -> tuple[str, ...]:
@@ -132,16 +144,25 @@ class StopCheck:
     """
 
     def __init__(
-        self, options: StopOptions, *, eos_ids: Sequence[int], room: int | None,
-        decode: Callable[[Sequence[int]], str] | None = None, prompt: Tensor | None = None,
+        self,
+        options: StopOptions,
+        *,
+        eos_ids: Sequence[int],
+        room: int | None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        prompt: Tensor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._window: TextWindow | None = None
         if options.stop_strings:
             if decode is None:
-                raise InputError.of("stop_strings", expected="a tokenizer to decode with", got=None,
-                                    remedy="pass a tokenizer, or use stop_ids")
+                raise InputError.of(
+                    "stop_strings",
+                    expected="a tokenizer to decode with",
+                    got=None,
+                    remedy="pass a tokenizer, or use stop_ids",
+                )
             self._window = TextWindow(decode, keep=max(map(len, options.stop_strings)))
         self._eos = frozenset() if options.ignore_eos else frozenset(eos_ids)
         self._stop_ids = frozenset(options.stop_ids)
@@ -183,8 +204,9 @@ class StopCheck:
         except SpecdiffError:
             raise
         except Exception as error:
-            raise InputError(f"stop_strings: the tokenizer raised {error!r} on token {token}; fix its decode, or use "
-                             "stop_ids") from error
+            raise InputError(
+                f"stop_strings: the tokenizer raised {error!r} on token {token}; fix its decode, or use stop_ids"
+            ) from error
         return False
 
     def _any_criterion(self, token: int) -> bool:
@@ -197,6 +219,8 @@ class StopCheck:
             except SpecdiffError:
                 raise
             except Exception as error:
-                raise InputError(f"criteria: {type(criterion).__name__} raised {error!r} on ids of shape "
-                                 f"{tuple(self._ids[None].shape)}; fix it, or leave it out") from error
+                raise InputError(
+                    f"criteria: {type(criterion).__name__} raised {error!r} on ids of shape "
+                    f"{tuple(self._ids[None].shape)}; fix it, or leave it out"
+                ) from error
         return False

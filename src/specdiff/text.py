@@ -42,8 +42,13 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True,
-        clean_up_tokenization_spaces: bool | None = None, stop_strings: Sequence[str] = (), include_stop: bool = False,
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        clean_up_tokenization_spaces: bool | None = None,
+        stop_strings: Sequence[str] = (),
+        include_stop: bool = False,
     ) -> None:
         options: dict[str, object] = {"skip_special_tokens": skip_special_tokens}
         if clean_up_tokenization_spaces is None:

@@ -188,8 +188,12 @@ class Budget:
             if count < 1:
                 raise InputError.of(name, expected="an integer >= 1", got=count, remedy="draft at least one token")
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise InputError.of("draft temperature", expected="a finite number > 0", got=self.temperature,
-                                remedy="use a best-first tree for argmax drafts")
+            raise InputError.of(
+                "draft temperature",
+                expected="a finite number > 0",
+                got=self.temperature,
+                remedy="use a best-first tree for argmax drafts",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

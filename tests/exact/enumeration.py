@@ -84,7 +84,11 @@ class Table:
     """
 
     def __init__(
-        self, rows: dict[tuple[int, ...], Tensor], length: int, *, greedy: bool = False,
+        self,
+        rows: dict[tuple[int, ...], Tensor],
+        length: int,
+        *,
+        greedy: bool = False,
         view: Callable[[Tensor, TokenTree], TargetLaw] | None = None,
     ) -> None:
         self.rows, self.length, self.greedy, self.view = rows, length, greedy, view
@@ -158,8 +162,11 @@ def drafts_of(sampler: Callable[[Random], Draft]) -> list[tuple[float, Draft]]:
 
 
 def run(
-    rule: Rule, drafts: Drafts, target: Table,
-    *, change_random: Callable[[Random], Random] = lambda random: random,
+    rule: Rule,
+    drafts: Drafts,
+    target: Table,
+    *,
+    change_random: Callable[[Random], Random] = lambda random: random,
 ) -> Result:
     """Verify every draft in every possible way; ``change_random`` is where tests plant faults."""
     committed: dict[tuple[int, ...], float] = {}

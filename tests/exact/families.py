@@ -89,8 +89,7 @@ def extreme_ratios(rng: plain_random.Random, vocab: int) -> tuple[list[float], l
 
 
 PAIRS: dict[str, Pair] = {
-    f.__name__: f
-    for f in (flat, sharp, disjoint, overlapping, one_hot_p, one_hot_q, one_hot_both, extreme_ratios)
+    f.__name__: f for f in (flat, sharp, disjoint, overlapping, one_hot_p, one_hot_q, one_hot_both, extreme_ratios)
 }
 
 
@@ -145,9 +144,7 @@ def autoregressive(
     return sample
 
 
-def autoregressive_siblings(
-    q: dict[tuple[int, ...], Tensor], widths: Sequence[int]
-) -> Callable[[Random], Draft]:
+def autoregressive_siblings(q: dict[tuple[int, ...], Tensor], widths: Sequence[int]) -> Callable[[Random], Draft]:
     """A sampler of siblings without replacement whose rows depend on the tokens drawn before."""
 
     def sample(random: Random) -> Draft:

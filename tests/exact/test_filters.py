@@ -37,6 +37,7 @@ def builder(options: SamplingOptions) -> LawBuilder:
 
 def view(options: SamplingOptions) -> Callable[[Tensor, TokenTree], TargetLaw]:
     """Rows of a table as log-probabilities through ``LawBuilder``."""
+
     def law(rows: Tensor, tree: TokenTree) -> TargetLaw:
         return builder(options).law(rows.log(), PREFIX, tree)
 

@@ -33,8 +33,14 @@ DISTINCT = drafts_of(lambda random: siblings_without_replacement(ROWS, (2, 1), r
 FIXED: Drafts = [(1.0, fixed_tree([0, 2], [1, 0]))]
 SINGLE: Drafts = [(1.0, fixed_tree([0, 2]))]
 DRAFTS = {
-    "ratio": CHAIN, "block": CHAIN, "multi_round": IID, "without_replacement": DISTINCT, "traversal": IID,
-    "point_mass": SINGLE, "self_selection": FIXED, "walk": FIXED,
+    "ratio": CHAIN,
+    "block": CHAIN,
+    "multi_round": IID,
+    "without_replacement": DISTINCT,
+    "traversal": IID,
+    "point_mass": SINGLE,
+    "self_selection": FIXED,
+    "walk": FIXED,
 }
 USES_Q = ("ratio", "block", "multi_round", "without_replacement", "traversal")
 
@@ -84,6 +90,7 @@ def test_rejected_token_not_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_draft_distribution_of_siblings_not_renormalised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Q loses the rejected token but does not sum to 1."""
+
     def zeroed(weights: Tensor, token: int) -> Tensor:
         rest = weights.clone()
         rest[token] = 0
@@ -218,7 +225,8 @@ def relabelled(drafts: Drafts, rows: Tensor) -> Drafts:
     """The same drafts, claiming to come from other rows."""
     return [
         (weight, replace(draft, law=DraftLaw(rows, draft.law.row_of)))
-        for weight, draft in drafts if draft.law is not None
+        for weight, draft in drafts
+        if draft.law is not None
     ]
 
 
@@ -257,9 +265,18 @@ def test_duplicates_merged_under_multi_round() -> None:
 def test_siblings_in_an_order_that_depends_on_p(rule: str) -> None:
     """The most probable draw is tested first."""
     by_p = [
-        (weight, replace(draft, paths=tuple(sorted(draft.paths, key=lambda path, draft=draft: -float(
-            TARGET.rows[()][int(draft.tree.tokens[path[0]])]
-        )))))
+        (
+            weight,
+            replace(
+                draft,
+                paths=tuple(
+                    sorted(
+                        draft.paths,
+                        key=lambda path, draft=draft: -float(TARGET.rows[()][int(draft.tree.tokens[path[0]])]),
+                    )
+                ),
+            ),
+        )
         for weight, draft in IID
     ]
     assert variation(rule, IID) < 1e-12
@@ -278,6 +295,7 @@ def test_a_fixed_tree_that_claims_to_be_sampled(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["ratio", "block"])
 def test_the_best_of_two_draws_passed_off_as_one(rule: str) -> None:
     """Selecting a draft by p and then using q is biased; self-selection never uses q."""
+
     def best(draft: Draft) -> Draft:
         tokens = draft.tree.tokens.tolist()
         path = max(draft.paths, key=lambda path: float(TARGET.rows[()][tokens[path[0]]]))

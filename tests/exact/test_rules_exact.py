@@ -117,7 +117,8 @@ def rules_for(drafts: Drafts, *, greedy: bool = False) -> list[Rule]:
     provenance = drafts[0][1].provenance
     branches = any(not draft.tree.is_chain for _, draft in drafts)
     return [
-        rule for rule in RULES.values()
+        rule
+        for rule in RULES.values()
         if provenance in rule.exact_for and (greedy or not rule.greedy_only) and not (rule.needs_chain and branches)
     ]
 

@@ -102,9 +102,7 @@ _OPTIONS: dict[str, tuple[dict[str, Any], type[SpecdiffError], str]] = {
 
 
 @pytest.mark.parametrize("fault", _OPTIONS)
-def test_options_that_cannot_be_honoured_are_refused(
-    saved: Path, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_that_cannot_be_honoured_are_refused(saved: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     options, error, text = _OPTIONS[fault]
     with pytest.raises(error, match=text):
@@ -142,13 +140,19 @@ def _pickle_only(folder: Path) -> None:
 
 
 _BERT: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
     "initializer_range": 0.3,
 }
 _FOLDERS: dict[str, tuple[Callable[[Path], object], type[SpecdiffError], str]] = {
     "no configuration": (lambda f: (f / "config.json").unlink(), CheckpointError, "config.json"),
     "configuration cut off": (
-        lambda f: (f / "config.json").write_text('{"model_type": "lla'), CheckpointError, "config.json"
+        lambda f: (f / "config.json").write_text('{"model_type": "lla'),
+        CheckpointError,
+        "config.json",
     ),
     "configuration of no model": (lambda f: (f / "config.json").write_text("{}"), CheckpointError, "model_type"),
     "unknown architecture": (_rewrite_config(model_type="no-such-model"), CheckpointError, "no-such-model"),
@@ -157,14 +161,14 @@ _FOLDERS: dict[str, tuple[Callable[[Path], object], type[SpecdiffError], str]] =
     "pickled weights": (_pickle_only, CheckpointError, "pickle"),
     "weights cut off": (_truncate, CheckpointError, "model.safetensors"),
     "weights that are no safetensors": (
-        lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 400), CheckpointError, "model.safetensors"
+        lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 400),
+        CheckpointError,
+        "model.safetensors",
     ),
     "a tensor missing": (_drop_tensor, CheckpointError, "lacks 1 tensors .*up_proj"),
     "a tensor of another shape": (_reshape_tensor, CheckpointError, "tiny-llama"),
     "remote code": (_rewrite_config(auto_map={"AutoModelForCausalLM": "evil.Model"}), CheckpointError, "Python code"),
-    "no tokenizer": (
-        lambda f: [p.unlink() for p in f.glob("tokenizer*")], CheckpointError, "cannot be loaded"
-    ),
+    "no tokenizer": (lambda f: [p.unlink() for p in f.glob("tokenizer*")], CheckpointError, "cannot be loaded"),
 }
 
 

@@ -52,8 +52,13 @@ def _decode(model: PreTrainedModel, prompts: Sequence[Tensor]) -> list[list[int]
 
 
 def _loop(
-    model: PreTrainedModel, drafter: Drafter | None, prompts: Sequence[Tensor] = _PROMPTS, *,
-    keep_errors: bool = False, rule: str = "", temperature: float = 0.0,
+    model: PreTrainedModel,
+    drafter: Drafter | None,
+    prompts: Sequence[Tensor] = _PROMPTS,
+    *,
+    keep_errors: bool = False,
+    rule: str = "",
+    temperature: float = 0.0,
 ) -> DecodeLoop:
     sampling, stop = SamplingOptions(temperature=temperature), StopOptions(max_new_tokens=_NEW)
     requests = [Request(prompt=p, index=i, stop=stop, sampling=sampling) for i, p in enumerate(prompts)]
@@ -315,7 +320,8 @@ def test_a_wrong_number_of_drafts_is_typed(model: PreTrainedModel, expected: lis
 
 
 @pytest.mark.parametrize(
-    "weight", [torch.zeros(4, 33), torch.zeros(4, 64), torch.zeros(4, 32, dtype=torch.float64)],
+    "weight",
+    [torch.zeros(4, 33), torch.zeros(4, 64), torch.zeros(4, 32, dtype=torch.float64)],
     ids=["wrong width", "width of two layers", "wrong dtype"],
 )
 def test_features_that_a_drafter_cannot_use_are_typed(

@@ -39,7 +39,9 @@ def _requests(rows: int, temperature: float) -> list[Request]:
     generator = torch.Generator().manual_seed(rows)
     return [
         Request(
-            prompt=torch.randint(0, VOCAB, (1 + 5 * (i % 4),), generator=generator), index=i, seed=11,
+            prompt=torch.randint(0, VOCAB, (1 + 5 * (i % 4),), generator=generator),
+            index=i,
+            seed=11,
             stop=StopOptions(max_new_tokens=3 + (5 * i) % 13),
             sampling=SamplingOptions(temperature=temperature, top_k=8 if temperature else None),
         )

@@ -199,15 +199,28 @@ def test_sampling_laws_are_those_of_generate() -> None:
     """At every node, the list of processors is applied once, to the whole padded batch with this row in it."""
     spy, events = Spy(), []
     arguments: dict[str, Any] = {
-        "do_sample": True, "temperature": 0.7, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.3,
-        "eos_token_id": ENDS, "min_new_tokens": 6, "logits_processor": [Favour()],
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 30,
+        "top_p": 0.9,
+        "repetition_penalty": 1.3,
+        "eos_token_id": ENDS,
+        "min_new_tokens": 6,
+        "logits_processor": [Favour()],
     }
     prepared: dict[str, Any] = {}
 
     def fn(model: PreTrainedModel, input_ids: Tensor, *, logits_processor: Any, **more: Any) -> Any:
         prepared["processors"] = logits_processor
         return generate_speculatively(
-            model, input_ids, logits_processor, drafter=drafter(), gamma=3, rule=spy, seed=4, on_round=events.append,
+            model,
+            input_ids,
+            logits_processor,
+            drafter=drafter(),
+            gamma=3,
+            rule=spy,
+            seed=4,
+            on_round=events.append,
             **more,
         )
 
@@ -235,9 +248,11 @@ def test_sampling_laws_are_those_of_generate() -> None:
 def test_seeds() -> None:
     def sample(**more: Any) -> list[list[int]]:
         fn = speculative_generate(drafter=drafter(), gamma=4)
-        return model().generate(
-            ROWS, attention_mask=MASK, max_new_tokens=8, do_sample=True, custom_generate=fn, **more
-        ).tolist()
+        return (
+            model()
+            .generate(ROWS, attention_mask=MASK, max_new_tokens=8, do_sample=True, custom_generate=fn, **more)
+            .tolist()
+        )
 
     assert sample(seed=3) == sample(seed=3) != sample(seed=4)
     torch.manual_seed(5)
@@ -253,32 +268,40 @@ def test_seeds() -> None:
 def test_several_sequences_differ() -> None:
     fn = speculative_generate(drafter=drafter(), gamma=4)
     ours = model().generate(
-        ONE, attention_mask=torch.ones_like(ONE), max_new_tokens=8, do_sample=True, num_return_sequences=4, seed=1,
+        ONE,
+        attention_mask=torch.ones_like(ONE),
+        max_new_tokens=8,
+        do_sample=True,
+        num_return_sequences=4,
+        seed=1,
         custom_generate=fn,
     )
     assert ours.shape == (4, 13)
     assert len({tuple(row) for row in ours.tolist()}) == 4
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"num_beams": 2}, "num_beams"),
-    ({"penalty_alpha": 0.6}, "penalty_alpha"),
-    ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
-    ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
-    ({"guidance_scale": 2.0}, "guidance_scale"),
-    ({"remove_invalid_values": True}, "remove_invalid_values"),
-    ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-    ({"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)}, "SynthIDText"),
-    ({"synced_gpus": True}, "synced_gpus"),
-    ({"assistant_model": "x"}, "assistant_model"),
-    ({"labels": ONE}, "labels"),
-    ({"position_ids": torch.arange(3, 8)[None]}, "position_ids"),
-    ({"gamma": 0}, "gamma"),
-    ({"gamma": 2, "budget": Budget(gamma=2, shape=Chain())}, "gamma or budget"),
-    ({"rule": "best"}, "one of block"),
-    ({"rule": "ratio"}, "exact for"),
-    ({"seed": -1}, "seed"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "num_beams"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+        ({"guidance_scale": 2.0}, "guidance_scale"),
+        ({"remove_invalid_values": True}, "remove_invalid_values"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)}, "SynthIDText"),
+        ({"synced_gpus": True}, "synced_gpus"),
+        ({"assistant_model": "x"}, "assistant_model"),
+        ({"labels": ONE}, "labels"),
+        ({"position_ids": torch.arange(3, 8)[None]}, "position_ids"),
+        ({"gamma": 0}, "gamma"),
+        ({"gamma": 2, "budget": Budget(gamma=2, shape=Chain())}, "gamma or budget"),
+        ({"rule": "best"}, "one of block"),
+        ({"rule": "ratio"}, "exact for"),
+        ({"seed": -1}, "seed"),
+    ],
+)
 def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"attention_mask": torch.ones_like(ONE), "max_new_tokens": 4, "drafter": drafter()}
     with pytest.raises((InputError, PairingError), match=message):
@@ -290,8 +313,12 @@ def test_a_used_cache_is_refused() -> None:
     model()(ONE[:, :2], use_cache=True, **{_cache_name(): cache})
     with pytest.raises(InputError, match=f"{_cache_name()}: expected none"):
         model().generate(
-            ONE, attention_mask=torch.ones_like(ONE), custom_generate=generate_speculatively, drafter=drafter(),
-            max_new_tokens=3, **{_cache_name(): cache},
+            ONE,
+            attention_mask=torch.ones_like(ONE),
+            custom_generate=generate_speculatively,
+            drafter=drafter(),
+            max_new_tokens=3,
+            **{_cache_name(): cache},
         )
 
 
@@ -303,22 +330,27 @@ def _cache_name() -> str:
 def test_padding_must_be_on_the_left(mask: list[list[int]]) -> None:
     with pytest.raises(InputError, match=r"attention_mask.*left"):
         model().generate(
-            ONE, attention_mask=torch.tensor(mask), custom_generate=generate_speculatively, drafter=None,
+            ONE,
+            attention_mask=torch.tensor(mask),
+            custom_generate=generate_speculatively,
+            drafter=None,
             max_new_tokens=3,
         )
 
 
-@pytest.mark.parametrize("options", [
-    {"stopping_criteria": [RowEnds([8, 11, 7])], "max_new_tokens": 9}, {"max_new_tokens": 600},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stopping_criteria": [RowEnds([8, 11, 7])], "max_new_tokens": 9},
+        {"max_new_tokens": 600},
+    ],
+)
 def test_rows_that_may_end_early_need_a_padding_id(options: dict[str, Any]) -> None:
     config = model().generation_config
     config.pad_token_id = None
     try:
         with pytest.raises(InputError, match="pad_token_id"):
-            model().generate(
-                ROWS, attention_mask=MASK, custom_generate=generate_speculatively, drafter=None, **options
-            )
+            model().generate(ROWS, attention_mask=MASK, custom_generate=generate_speculatively, drafter=None, **options)
     finally:
         config.pad_token_id = PAD
 

@@ -32,7 +32,12 @@ def sequences() -> list[torch.Tensor]:
 )
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_rows_equal_the_reference(
-    tmp_path: Path, family: str, tied: bool, dtype: torch.dtype, norm_dtype: torch.dtype, tolerance: float,
+    tmp_path: Path,
+    family: str,
+    tied: bool,
+    dtype: torch.dtype,
+    norm_dtype: torch.dtype,
+    tolerance: float,
     attention: str,
 ) -> None:
     folder = checkpoint(tmp_path, family, tied=tied, dtype=dtype)

@@ -87,15 +87,35 @@ CASES: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
 }
 ALL_AT_ONCE: tuple[dict[str, Any], dict[str, Any]] = (
     {
-        "temperature": 0.8, "top_k": 60, "top_p": 0.97, "min_p": 0.001, "typical_p": 0.97, "top_h": 0.95,
-        "epsilon_cutoff": 1e-4, "eta_cutoff": 2e-4, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3,
-        "logit_bias": {4: 2.0, (5, 7): 3.0}, "bad_words_ids": [[3], [5, 9]], "min_new_tokens": 6,
+        "temperature": 0.8,
+        "top_k": 60,
+        "top_p": 0.97,
+        "min_p": 0.001,
+        "typical_p": 0.97,
+        "top_h": 0.95,
+        "epsilon_cutoff": 1e-4,
+        "eta_cutoff": 2e-4,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "logit_bias": {4: 2.0, (5, 7): 3.0},
+        "bad_words_ids": [[3], [5, 9]],
+        "min_new_tokens": 6,
         "processors": [Count(), Occurrences(0.5, 0.2)],
     },
     {
-        "temperature": 0.8, "top_k": 60, "top_p": 0.97, "min_p": 0.001, "typical_p": 0.97, "top_h": 0.95,
-        "epsilon_cutoff": 1e-4, "eta_cutoff": 2e-4, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3,
-        "sequence_bias": {(4,): 2.0, (5, 7): 3.0}, "bad_words_ids": [[3], [5, 9]], "min_new_tokens": 6,
+        "temperature": 0.8,
+        "top_k": 60,
+        "top_p": 0.97,
+        "min_p": 0.001,
+        "typical_p": 0.97,
+        "top_h": 0.95,
+        "epsilon_cutoff": 1e-4,
+        "eta_cutoff": 2e-4,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "sequence_bias": {(4,): 2.0, (5, 7): 3.0},
+        "bad_words_ids": [[3], [5, 9]],
+        "min_new_tokens": 6,
         "logits_processor": [Count(), Occurrences(0.5, 0.2)],
     },
 )
@@ -156,10 +176,17 @@ def test_tokens_at_temperature_zero(
     name: str, ours: dict[str, Any], theirs: dict[str, Any], figure: Callable[..., None]
 ) -> None:
     fields, processors = their_arguments(theirs, do_sample=False)
-    expected = model().generate(
-        PROMPT[None], attention_mask=torch.ones_like(PROMPT[None]), max_new_tokens=NEW, logits_processor=processors,
-        **fields,
-    )[0].tolist()
+    expected = (
+        model()
+        .generate(
+            PROMPT[None],
+            attention_mask=torch.ones_like(PROMPT[None]),
+            max_new_tokens=NEW,
+            logits_processor=processors,
+            **fields,
+        )[0]
+        .tolist()
+    )
     options = SamplingOptions(**{**ours, "temperature": 0.0})
     requests = [Request(prompt=PROMPT, sampling=options, stop=StopOptions(max_new_tokens=NEW)) for _ in RIGHT]
     for gamma in (1, 4, 9):
@@ -208,8 +235,10 @@ def test_law_at_every_node(
     )
     spy = Spy()
     request = Request(
-        prompt=PROMPT, sampling=SamplingOptions(**{"temperature": 1.0, **ours}),
-        stop=StopOptions(max_new_tokens=7, ignore_eos=True), seed=1,
+        prompt=PROMPT,
+        sampling=SamplingOptions(**{"temperature": 1.0, **ours}),
+        stop=StopOptions(max_new_tokens=7, ignore_eos=True),
+        seed=1,
     )
     loop = DecodeLoop(
         CausalTarget(model()), RandomTrees(()), [request], budget=Budget(gamma=4, shape=Chain()), rule=spy

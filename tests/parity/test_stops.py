@@ -23,8 +23,38 @@ from specdiff.types import Budget, Chain, Extra
 V = 30
 EOS = V - 1
 # strings of one to three characters, some empty, so that stop strings begin and end inside of tokens
-PIECES = ["ab", "c", "", "de", "f", "gh", "ijk", "l", "m", "", "no", "p", "q", "rst", "u", "vw", "x", "yz", "A", "BC",
-          "D", "EF", "G", "", "HI", "J", "KL", "M", "N", "<eos>"]
+PIECES = [
+    "ab",
+    "c",
+    "",
+    "de",
+    "f",
+    "gh",
+    "ijk",
+    "l",
+    "m",
+    "",
+    "no",
+    "p",
+    "q",
+    "rst",
+    "u",
+    "vw",
+    "x",
+    "yz",
+    "A",
+    "BC",
+    "D",
+    "EF",
+    "G",
+    "",
+    "HI",
+    "J",
+    "KL",
+    "M",
+    "N",
+    "<eos>",
+]
 OFFSETS = range(1, 22)
 BUDGETS = range(1, 21)
 
@@ -78,7 +108,9 @@ def cases(kind: str) -> list[Case]:
                 around = text_of([(end - 2) % V, (end - 1) % V, end])
                 strings = (around[-4:-1] or around, "never")
             stop = StopOptions(
-                max_new_tokens=budget, stop_ids=[end] if kind == "id" else (), stop_strings=strings,
+                max_new_tokens=budget,
+                stop_ids=[end] if kind == "id" else (),
+                stop_strings=strings,
                 include_stop=offset % 2 == 0,
             )
             tokens, finish = plainly(first, stop, eos=kind == "eos")
@@ -93,7 +125,10 @@ def cases(kind: str) -> list[Case]:
 def drafter() -> ScriptedDrafter:
     """Right always, never, every second time, or at random, in turn by row."""
     right: list[Callable[[int], bool]] = [
-        lambda at: True, lambda at: False, lambda at: at % 2 == 0, lambda at: hash((at, 77)) % 3 != 0,
+        lambda at: True,
+        lambda at: False,
+        lambda at: at % 2 == 0,
+        lambda at: hash((at, 77)) % 3 != 0,
     ]
 
     def script(request: DraftRequest) -> list[int]:
@@ -108,19 +143,31 @@ QUICK = (0, 1, 2, 4, 7, 16)
 """0 is plain decoding by the loop itself."""
 
 
-@pytest.mark.parametrize("gammas", [
-    QUICK, pytest.param(tuple(g for g in range(1, 17) if g not in QUICK), marks=pytest.mark.proof),
-], ids=["quick", "rest"])
+@pytest.mark.parametrize(
+    "gammas",
+    [
+        QUICK,
+        pytest.param(tuple(g for g in range(1, 17) if g not in QUICK), marks=pytest.mark.proof),
+    ],
+    ids=["quick", "rest"],
+)
 @pytest.mark.parametrize("kind", ["eos", "id", "string"])
 def test_ends_are_those_of_plain_decoding(kind: str, gammas: Sequence[int], figure: Callable[..., None]) -> None:
     rows = cases(kind)
-    assert {c.finish for c in rows} == {FinishReason.LENGTH, {
-        "eos": FinishReason.EOS, "id": FinishReason.STOP_ID, "string": FinishReason.STOP_STRING,
-    }[kind]}
+    assert {c.finish for c in rows} == {
+        FinishReason.LENGTH,
+        {
+            "eos": FinishReason.EOS,
+            "id": FinishReason.STOP_ID,
+            "string": FinishReason.STOP_STRING,
+        }[kind],
+    }
     checked = 0
     for gamma in gammas:
         loop = DecodeLoop(
-            counting_target(eos=kind == "eos"), drafter() if gamma else None, [c.request for c in rows],
+            counting_target(eos=kind == "eos"),
+            drafter() if gamma else None,
+            [c.request for c in rows],
             budget=Budget(gamma=max(gamma, 1), shape=Chain()),
         )
         for _ in loop.run():
@@ -146,14 +193,18 @@ def test_ends_are_those_of_plain_decoding(kind: str, gammas: Sequence[int], figu
 def test_an_end_inside_a_draft_drops_its_extra_token() -> None:
     stop = StopOptions(max_new_tokens=20, stop_ids=[4])
     loop = DecodeLoop(
-        counting_target(eos=False), drafter(), [Request(prompt=torch.tensor([0, 1]), stop=stop)],
+        counting_target(eos=False),
+        drafter(),
+        [Request(prompt=torch.tensor([0, 1]), stop=stop)],
         budget=Budget(gamma=8, shape=Chain()),
     )
     commits = [c for round_ in loop.run() for c in round_]
     assert [(c.tokens, c.accepted, c.extra) for c in commits] == [((2, 3, 4), 3, None)]
     stop = StopOptions(max_new_tokens=4)
     loop = DecodeLoop(
-        counting_target(eos=False), drafter(), [Request(prompt=torch.tensor([0, 1]), stop=stop)],
+        counting_target(eos=False),
+        drafter(),
+        [Request(prompt=torch.tensor([0, 1]), stop=stop)],
         budget=Budget(gamma=8, shape=Chain()),
     )
     commits = [c for round_ in loop.run() for c in round_]
@@ -166,7 +217,9 @@ def test_the_context_is_a_budget_too(context: int) -> None:
     target.context = context
     for gamma in (1, 3, 8):
         loop = DecodeLoop(
-            target, drafter(), [Request(prompt=torch.tensor([0, 1, 2]), stop=StopOptions(max_new_tokens=20))],
+            target,
+            drafter(),
+            [Request(prompt=torch.tensor([0, 1, 2]), stop=StopOptions(max_new_tokens=20))],
             budget=Budget(gamma=gamma, shape=Chain()),
         )
         list(loop.run())

@@ -23,9 +23,7 @@ def marginal_rows(draw: st.DrawFn) -> Tensor:
     """[1..3, 1..6] probabilities, zeros and ties included."""
     depth, width = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     values = st.sampled_from([0.0, 0.1, 0.2, 0.2, 0.5, 1.0, 3.0])
-    rows = draw(st.lists(
-        st.lists(values, min_size=width, max_size=width).filter(any), min_size=depth, max_size=depth
-    ))
+    rows = draw(st.lists(st.lists(values, min_size=width, max_size=width).filter(any), min_size=depth, max_size=depth))
     weights = torch.tensor(rows, dtype=torch.float64)
     return weights / weights.sum(dim=-1, keepdim=True)
 
@@ -37,8 +35,11 @@ def test_best_first_equals_brute_force(rows: Tensor, nodes: int) -> None:
     draft = best_first(rows.log(), nodes)
     depth, width = rows.shape
     everything = sorted(
-        (math.prod(float(rows[j, x]) for j, x in enumerate(text))
-         for size in range(1, depth + 1) for text in itertools.product(range(width), repeat=size)),
+        (
+            math.prod(float(rows[j, x]) for j, x in enumerate(text))
+            for size in range(1, depth + 1)
+            for text in itertools.product(range(width), repeat=size)
+        ),
         reverse=True,
     )
     texts: list[tuple[int, ...]] = [()]

@@ -100,7 +100,13 @@ PAIRS = list(exact_pairs())
 
 
 def run(
-    drafter: Drafter, budget: Budget, rule: Rule | None, sampling: SamplingOptions, sequences: int, *, seed: int = 0,
+    drafter: Drafter,
+    budget: Budget,
+    rule: Rule | None,
+    sampling: SamplingOptions,
+    sequences: int,
+    *,
+    seed: int = 0,
     batch: int = 2000,
 ) -> Tensor:
     """Tokens [sequences, new] of the loop."""
@@ -171,9 +177,7 @@ FULL = [(*pair, g, t, MANY) for pair, g, t in itertools.product(PAIRS, GAMMAS, T
     ("kind", "rule", "gamma", "temperature", "sequences"),
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.proof) for case in FULL)],
 )
-def test_law(
-    kind: str, rule: str, gamma: int, temperature: float, sequences: int, figure: Callable[..., None]
-) -> None:
+def test_law(kind: str, rule: str, gamma: int, temperature: float, sequences: int, figure: Callable[..., None]) -> None:
     values = law_case(kind, rule, gamma, temperature, sequences)
     rejected = int(min(values) < LEVEL)
     figure(2, f"{kind}, {rule}, gamma {gamma}, T {temperature}", sequences=sequences, rejected=rejected)
@@ -258,12 +262,16 @@ def argmax_of_q(request: DraftRequest) -> Sequence[int]:
     return [int(Q.argmax())] * request.budget.gamma
 
 
-@pytest.mark.parametrize(("drafter", "rule"), [
-    (ScriptedDrafter(sampled_chain, vocab_size=V, q=Q), PlainResidual()),
-    (ScriptedDrafter(argmax_chain, vocab_size=V), FirstUnverified()),
-    (ScriptedDrafter(argmax_of_q, vocab_size=V, q=Q), RULES["ratio"]),
-    (ScriptedDrafter(sampled_chain, vocab_size=V, q=Q.flip(0)), RULES["block"]),
-], ids=["residual is p", "first token unverified", "argmax draft with a softmax q", "drawn from another q"])
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [
+        (ScriptedDrafter(sampled_chain, vocab_size=V, q=Q), PlainResidual()),
+        (ScriptedDrafter(argmax_chain, vocab_size=V), FirstUnverified()),
+        (ScriptedDrafter(argmax_of_q, vocab_size=V, q=Q), RULES["ratio"]),
+        (ScriptedDrafter(sampled_chain, vocab_size=V, q=Q.flip(0)), RULES["block"]),
+    ],
+    ids=["residual is p", "first token unverified", "argmax draft with a softmax q", "drawn from another q"],
+)
 def test_planted_faults_are_found(drafter: Drafter, rule: Rule) -> None:
     """With the number of sequences of the default suite."""
     tokens = run(drafter, Budget(gamma=3, shape=Chain()), rule, SamplingOptions(temperature=1.0), FEW)

@@ -50,8 +50,15 @@ def plain(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> list[int]:
 
 
 def decode(
-    model: PreTrainedModel, drafter: Drafter, budget: Budget, *, prompts: Sequence[Tensor] = PROMPTS, first: int = 0,
-    new_tokens: int = 30, temperature: float = 0.0, rule: Rule | None = None,
+    model: PreTrainedModel,
+    drafter: Drafter,
+    budget: Budget,
+    *,
+    prompts: Sequence[Tensor] = PROMPTS,
+    first: int = 0,
+    new_tokens: int = 30,
+    temperature: float = 0.0,
+    rule: Rule | None = None,
 ) -> tuple[DecodeLoop, list[RoundEvent]]:
     """Decode a batch to its end; the loop, and what its hook heard. ``first`` is the index of the first prompt."""
     events: list[RoundEvent] = []

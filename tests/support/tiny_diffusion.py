@@ -102,7 +102,12 @@ def write(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Tens
 
 
 def checkpoint(
-    directory: Path, family: str, *, tied: bool = False, seed: int = 0, dtype: torch.dtype = torch.float32,
+    directory: Path,
+    family: str,
+    *,
+    tied: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
     **changes: Any,
 ) -> Path:
     """Write a random checkpoint of a family; ``changes`` go into its config.json (None removes a key)."""

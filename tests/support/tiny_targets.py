@@ -10,22 +10,40 @@ from specdiff.types import TokenTree
 
 VOCAB = 97
 _COMMON = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 512, "initializer_range": 0.25, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": None, "tie_word_embeddings": False,
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
 }
 _GROUPED = {"num_key_value_heads": 2}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _GPT2 = {
-    "vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "initializer_range": 0.25,
-    "bos_token_id": 1, "eos_token_id": None,
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "initializer_range": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": None,
 }
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": _COMMON | _GROUPED,
     "qwen3": _COMMON | _GROUPED | {"head_dim": 8},
     "mistral": _COMMON | _GROUPED | {"sliding_window": 9},
-    "gemma3_text": _COMMON | _GROUPED | {
-        "head_dim": 8, "sliding_window": 9, "query_pre_attn_scalar": 8,
+    "gemma3_text": _COMMON
+    | _GROUPED
+    | {
+        "head_dim": 8,
+        "sliding_window": 9,
+        "query_pre_attn_scalar": 8,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
     "gpt_neox": _COMMON,
@@ -35,9 +53,16 @@ FAMILIES: dict[str, dict[str, object]] = {
     "qwen2": _COMMON | _GROUPED,
     "phi": _COMMON,
     "gpt2": _GPT2,
-    "gemma3n_text": _COMMON | _GROUPED | {
-        "head_dim": 8, "sliding_window": 9, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "laurel_rank": 4,
-        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB,
+    "gemma3n_text": _COMMON
+    | _GROUPED
+    | {
+        "head_dim": 8,
+        "sliding_window": 9,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "laurel_rank": 4,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
 }

@@ -47,9 +47,16 @@ def metaspace() -> PreTrainedTokenizerFast:
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)
     state["model"]["byte_fallback"] = True
-    state["decoder"] = json.loads(decoders.Sequence([
-        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),
-    ]).__getstate__())
+    state["decoder"] = json.loads(
+        decoders.Sequence(
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        ).__getstate__()
+    )
     made = Tokenizer.from_str(json.dumps(state))
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="<|end|>", unk_token="<unk>")

@@ -54,7 +54,9 @@ def test_stdin_and_argument_give_the_same_text(target):
 def test_a_drafter_changes_nothing_but_the_passes(target):
     plain = json.loads(run("generate", "--target", target, "--drafter", "none", "-n", "12", "--json", "The fox").stdout)
     drafted = json.loads(generate(target, "--json", "The fox").stdout)
-    itself = json.loads(run("generate", "--target", target, "--drafter", target, "-n", "12", "--json", "The fox").stdout)
+    itself = json.loads(
+        run("generate", "--target", target, "--drafter", target, "-n", "12", "--json", "The fox").stdout
+    )
     assert plain["tokens"] == drafted["tokens"] == itself["tokens"]
     assert itself["totals"]["target_passes"] < plain["totals"]["target_passes"] == 12
 
@@ -127,7 +129,9 @@ def test_bad_options_are_refused(target, arguments):
 def test_unknown_models_and_drafters_are_refused(target):
     assert isinstance(run("generate", "--target", "smollm3-135m", "x").exception, InputError)
     assert isinstance(run("generate", "--target", target, "--drafter", "nonsense", "x").exception, InputError)
-    assert isinstance(run("generate", "--target", target, "x").exception, PairingError), "the default drafter fits one target"
+    assert isinstance(run("generate", "--target", target, "x").exception, PairingError), (
+        "the default drafter fits one target"
+    )
 
 
 def test_chat_converses_and_quits(target, monkeypatch):

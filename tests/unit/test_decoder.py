@@ -127,7 +127,9 @@ def test_gamma_outside_the_window_is_refused(gamma):
 
 def test_shortcuts_go_into_the_options():
     stop = StopOptions(max_new_tokens=50, stop_ids=(5,))
-    done = decoder().generate("The fox", max_new_tokens=4, stop=stop, sampling=SamplingOptions(top_k=3), temperature=0.7)
+    done = decoder().generate(
+        "The fox", max_new_tokens=4, stop=stop, sampling=SamplingOptions(top_k=3), temperature=0.7
+    )
     assert len(done.tokens) <= 4
 
 

@@ -51,12 +51,14 @@ def logits(model: DiffusionLM) -> Tensor:
 class TestFamilies:
     @pytest.mark.parametrize(
         ("family", "shift", "attention", "block", "published"),
-        [("dream", True, "full", 1, 151666), ("llada", False, "full", 1, 126336),
-         ("diffullama", True, "full", 1, 811), ("sdar", False, "block", 4, 151669)],
+        [
+            ("dream", True, "full", 1, 151666),
+            ("llada", False, "full", 1, 126336),
+            ("diffullama", True, "full", 1, 811),
+            ("sdar", False, "block", 4, 151669),
+        ],
     )
-    def test_facts(
-        self, tmp_path: Path, family: str, shift: bool, attention: str, block: int, published: int
-    ) -> None:
+    def test_facts(self, tmp_path: Path, family: str, shift: bool, attention: str, block: int, published: int) -> None:
         config = load(checkpoint(tmp_path / "m", family), family).config
         facts = (config.family, config.shift, config.attention, config.block_size, config.mask_id, config.eos_ids)
         assert facts == (family, shift, attention, block, MASK, (EOS,))
@@ -89,10 +91,17 @@ class TestFamilies:
 
     @pytest.mark.parametrize(
         ("family", "changes"),
-        [("llada", {"block_type": "sequential"}), ("llada", {"include_qkv_bias": True}), ("llada", {"alibi": True}),
-         ("llada", {"attention_layer_norm": True}), ("llada", {"scale_logits": True}),
-         ("llada", {"block_group_size": 2}), ("dream", {"use_sliding_window": True}), ("dream", {"block_size": 32}),
-         ("dream", {"attention_bias": False})],
+        [
+            ("llada", {"block_type": "sequential"}),
+            ("llada", {"include_qkv_bias": True}),
+            ("llada", {"alibi": True}),
+            ("llada", {"attention_layer_norm": True}),
+            ("llada", {"scale_logits": True}),
+            ("llada", {"block_group_size": 2}),
+            ("dream", {"use_sliding_window": True}),
+            ("dream", {"block_size": 32}),
+            ("dream", {"attention_bias": False}),
+        ],
     )
     def test_other_architectures_are_refused(self, tmp_path: Path, family: str, changes: dict) -> None:
         with pytest.raises(UnsupportedModelError, match=next(iter(changes)).removeprefix("use_").split("_")[0]):
@@ -108,7 +117,6 @@ class TestFamilies:
         for name in ("modeling_dream.py", "configuration_dream.py", "tokenization_dream.py"):
             (folder / name).write_text("raise SystemExit('remote code was run')")
         assert load(folder, "dream").config.family == "dream"
-
 
     def test_what_a_configuration_says_by_itself(self) -> None:
         assert [is_diffusion(CONFIGS[family]) for family in FAMILIES] == [True, True, False, True]
@@ -191,8 +199,16 @@ class TestMaskId:
 
     @pytest.mark.parametrize(
         "changes",
-        [{"vocab_size": 0}, {"mask_id": True}, {"shift": 1}, {"attention": "causal"}, {"block_size": 4},
-         {"attention": "block"}, {"attention": "block", "block_size": 0}, {"context": 3}],
+        [
+            {"vocab_size": 0},
+            {"mask_id": True},
+            {"shift": 1},
+            {"attention": "causal"},
+            {"block_size": 4},
+            {"attention": "block"},
+            {"attention": "block", "block_size": 0},
+            {"context": 3},
+        ],
     )
     def test_configurations_are_validated(self, changes: dict) -> None:
         facts = {"family": "dream", "vocab_size": 10, "mask_id": 9, "shift": True}
@@ -273,8 +289,11 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         ("change", "match"),
-        [(("model.norm.weight", None), "missing .'model.norm.weight'"), (("odd", torch.zeros(1)), "unknown .'odd'"),
-         (("model.norm.weight", torch.zeros(3)), "shape")],
+        [
+            (("model.norm.weight", None), "missing .'model.norm.weight'"),
+            (("odd", torch.zeros(1)), "unknown .'odd'"),
+            (("model.norm.weight", torch.zeros(3)), "shape"),
+        ],
     )
     def test_wrong_tensors(self, tmp_path: Path, change: tuple[str, Tensor | None], match: str) -> None:
         name, tensor = change
@@ -323,8 +342,12 @@ class TestLora:
     @pytest.mark.parametrize("tied", [False, True])
     @pytest.mark.parametrize(
         ("family", "modules", "published"),
-        [("dream", ["q_proj", "v_proj", "down_proj"], False), ("dream", ["k_proj", "lm_head"], False),
-         ("llada", ["q_proj", "o_proj", "gate_proj", "down_proj"], True), ("sdar", ["embed_tokens", "up_proj"], False)],
+        [
+            ("dream", ["q_proj", "v_proj", "down_proj"], False),
+            ("dream", ["k_proj", "lm_head"], False),
+            ("llada", ["q_proj", "o_proj", "gate_proj", "down_proj"], True),
+            ("sdar", ["embed_tokens", "up_proj"], False),
+        ],
     )
     @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # the test's own unmerged model
     @pytest.mark.filterwarnings("ignore:.*embedding layers.*")
@@ -355,17 +378,22 @@ class TestLora:
 
     @pytest.mark.parametrize(
         ("fault", "error", "match"),
-        [("no config", CheckpointError, "adapter_config.json: missing"), ("pickle", CheckpointError, "pickle"),
-         ("no weights", CheckpointError, "adapter_model.safetensors: missing"),
-         ("truncated", CheckpointError, "not a sound safetensors file"), ("not lora", UnsupportedModelError, "LOHA"),
-         ("tensor left out", CheckpointError, "missing .'base_model"), ("tensor added", CheckpointError, "unknown"),
-         ("shape", CheckpointError, "does not fit"), ("nan", CheckpointError, "does not fit"),
-         ("modules", CheckpointError, "does not fit"), ("rank", CheckpointError, "does not fit"),
-         ("settings", CheckpointError, "no LoRA settings")],
+        [
+            ("no config", CheckpointError, "adapter_config.json: missing"),
+            ("pickle", CheckpointError, "pickle"),
+            ("no weights", CheckpointError, "adapter_model.safetensors: missing"),
+            ("truncated", CheckpointError, "not a sound safetensors file"),
+            ("not lora", UnsupportedModelError, "LOHA"),
+            ("tensor left out", CheckpointError, "missing .'base_model"),
+            ("tensor added", CheckpointError, "unknown"),
+            ("shape", CheckpointError, "does not fit"),
+            ("nan", CheckpointError, "does not fit"),
+            ("modules", CheckpointError, "does not fit"),
+            ("rank", CheckpointError, "does not fit"),
+            ("settings", CheckpointError, "no LoRA settings"),
+        ],
     )
-    def test_adapters_that_do_not_fit(
-        self, tmp_path: Path, fault: str, error: type[Exception], match: str
-    ) -> None:
+    def test_adapters_that_do_not_fit(self, tmp_path: Path, fault: str, error: type[Exception], match: str) -> None:
         model = load(checkpoint(tmp_path / "m", "dream"), "dream")
         folder = tmp_path / "lora"
         adapter(model, folder, ["q_proj"])

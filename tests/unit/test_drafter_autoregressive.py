@@ -36,10 +36,19 @@ def assert_rows_are_the_models(draft: Draft, model: PreTrainedModel, prefix: Seq
 
 def accepted(draft: Draft, count: int) -> list[int]:
     """Tokens of the first path, cut to ``count``."""
-    path = draft.paths[0] if draft.paths else next(
-        [n for n in range(len(draft.tree)) if line(draft.tree.tokens, draft.tree.parents, leaf)[: draft.tree.depths[n]]
-         == line(draft.tree.tokens, draft.tree.parents, n)]
-        for leaf in range(len(draft.tree)) if draft.tree.depths[leaf] == draft.tree.depth
+    path = (
+        draft.paths[0]
+        if draft.paths
+        else next(
+            [
+                n
+                for n in range(len(draft.tree))
+                if line(draft.tree.tokens, draft.tree.parents, leaf)[: draft.tree.depths[n]]
+                == line(draft.tree.tokens, draft.tree.parents, n)
+            ]
+            for leaf in range(len(draft.tree))
+            if draft.tree.depths[leaf] == draft.tree.depth
+        )
     )
     return [int(draft.tree.tokens[n]) for n in path][:count]
 

@@ -53,9 +53,7 @@ def test_best_first_holds_the_largest_products_of_all_paths(gamma: int, nodes: i
         return conditional(path, sharpness=sharpness)
 
     products = {
-        path: math.prod(
-            float(torch.softmax(table(path[:i]) / TEMPERATURE, -1)[token]) for i, token in enumerate(path)
-        )
+        path: math.prod(float(torch.softmax(table(path[:i]) / TEMPERATURE, -1)[token]) for i, token in enumerate(path))
         for depth in range(1, gamma + 1)
         for path in itertools.product(range(W), repeat=depth)
     }

@@ -135,9 +135,13 @@ def test_a_block_causal_drafter_goes_on_from_where_it_was_rewound_to(length: int
     session.observe([Observation(row=0, start=6, tokens=tuple(text[6:]), accepted=0, features=seen[5:11])])
     session.rewind(0, length)
     text = [*text[:length], 40, 41, 42]
-    session.observe([
-        Observation(row=0, start=length, tokens=(40, 41, 42), accepted=0, features=states(inner, text)[length - 1 : -1])
-    ])
+    session.observe(
+        [
+            Observation(
+                row=0, start=length, tokens=(40, 41, 42), accepted=0, features=states(inner, text)[length - 1 : -1]
+            )
+        ]
+    )
     (draft,) = session.propose([ask(0, text, BUDGET)])
     expected = fresh(inner, text, 0, 0)
     assert draft.law is not None

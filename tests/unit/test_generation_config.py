@@ -69,32 +69,41 @@ def test_defaults_and_switched_off_fields_pass() -> None:
 
 def test_defaults_are_those_of_generate() -> None:
     assert options() == (
-        SamplingOptions(temperature=0.0, top_k=50), StopOptions(max_new_tokens=20),
+        SamplingOptions(temperature=0.0, top_k=50),
+        StopOptions(max_new_tokens=20),
     )
     sampling, _ = options(do_sample=True)
     assert (sampling.temperature, sampling.top_k) == (1.0, 50)
     assert options(do_sample=True, top_k=0)[0].top_k is None
 
 
-@pytest.mark.parametrize(("fields", "expected"), [
-    ({"max_new_tokens": 4}, {"max_new_tokens": 4}),
-    ({"max_length": 12}, {"max_new_tokens": 5}),
-    ({"max_length": 12, "max_new_tokens": 9}, {"max_new_tokens": 9}),
-    ({"stop_strings": "ab"}, {"stop_strings": ["ab"]}),
-    ({"stop_strings": ["ab", "c"]}, {"stop_strings": ["ab", "c"]}),
-    ({"max_time": 2.5}, {"max_time": 2.5}),
-    ({"eos_token_id": 9}, {}),
-    ({"eos_token_id": [9]}, {}),
-    ({"eos_token_id": [4, 9]}, {"stop_ids": [4, 9], "ignore_eos": True}),
-])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_new_tokens": 4}, {"max_new_tokens": 4}),
+        ({"max_length": 12}, {"max_new_tokens": 5}),
+        ({"max_length": 12, "max_new_tokens": 9}, {"max_new_tokens": 9}),
+        ({"stop_strings": "ab"}, {"stop_strings": ["ab"]}),
+        ({"stop_strings": ["ab", "c"]}, {"stop_strings": ["ab", "c"]}),
+        ({"max_time": 2.5}, {"max_time": 2.5}),
+        ({"eos_token_id": 9}, {}),
+        ({"eos_token_id": [9]}, {}),
+        ({"eos_token_id": [4, 9]}, {"stop_ids": [4, 9], "ignore_eos": True}),
+    ],
+)
 def test_stops(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert options(**fields)[1] == StopOptions(**({"max_new_tokens": 20} | expected))
 
 
-@pytest.mark.parametrize(("fields", "minimum"), [
-    ({"min_new_tokens": 3}, 3), ({"min_length": 9}, 2), ({"min_length": 5}, 0),
-    ({"min_length": 99, "min_new_tokens": 1}, 1),
-])
+@pytest.mark.parametrize(
+    ("fields", "minimum"),
+    [
+        ({"min_new_tokens": 3}, 3),
+        ({"min_length": 9}, 2),
+        ({"min_length": 5}, 0),
+        ({"min_length": 99, "min_new_tokens": 1}, 1),
+    ],
+)
 def test_lengths_count_from_the_prompt(fields: dict[str, Any], minimum: int) -> None:
     assert options(**fields)[0].min_new_tokens == minimum
 
@@ -104,10 +113,18 @@ def test_no_room_is_an_error() -> None:
         options(max_length=7)
 
 
-@pytest.mark.parametrize("fields", [
-    {"do_sample": True, "temperature": 0.0}, {"do_sample": True, "temperature": -1.0}, {"top_p": 2.0},
-    {"stop_strings": [""]}, {"bad_words_ids": [[]]}, {"repetition_penalty": 0.0}, {"max_time": -1.0},
-])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"do_sample": True, "temperature": 0.0},
+        {"do_sample": True, "temperature": -1.0},
+        {"top_p": 2.0},
+        {"stop_strings": [""]},
+        {"bad_words_ids": [[]]},
+        {"repetition_penalty": 0.0},
+        {"max_time": -1.0},
+    ],
+)
 def test_bad_values_are_typed_errors(fields: dict[str, Any]) -> None:
     config = GenerationConfig()
     for name, value in fields.items():  # past the checks of its own constructor
@@ -122,20 +139,46 @@ def model() -> PreTrainedModel:
 
 
 FIELDS: list[dict[str, Any]] = [
-    {"temperature": 0.6}, {"top_k": 5}, {"top_k": 0, "top_p": 0.6}, {"top_k": 0, "min_p": 0.2},
+    {"temperature": 0.6},
+    {"top_k": 5},
+    {"top_k": 0, "top_p": 0.6},
+    {"top_k": 0, "min_p": 0.2},
     {"top_k": 0, "top_h": 0.4},
-    {"top_k": 0, "typical_p": 0.5}, {"top_k": 0, "epsilon_cutoff": 0.02}, {"top_k": 0, "eta_cutoff": 0.05},
-    {"repetition_penalty": 1.7}, {"no_repeat_ngram_size": 2}, {"bad_words_ids": [[3], [5, 9], [1, 2, 3]]},
-    {"sequence_bias": [[[4], 3.0], [[6, 5], -4.0]]}, {"min_new_tokens": 2}, {"min_length": 9},
-    {"min_new_tokens": 2, "eos_token_id": [5, 11]}, {"suppress_tokens": [1, 2, 3]}, {"begin_suppress_tokens": [7, 8]},
-    {"forced_eos_token_id": 9, "max_new_tokens": 3}, {"exponential_decay_length_penalty": (1, 1.5)},
-    {"exponential_decay_length_penalty": (1, 1.5), "eos_token_id": 30}, {"renormalize_logits": True},
+    {"top_k": 0, "typical_p": 0.5},
+    {"top_k": 0, "epsilon_cutoff": 0.02},
+    {"top_k": 0, "eta_cutoff": 0.05},
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[3], [5, 9], [1, 2, 3]]},
+    {"sequence_bias": [[[4], 3.0], [[6, 5], -4.0]]},
+    {"min_new_tokens": 2},
+    {"min_length": 9},
+    {"min_new_tokens": 2, "eos_token_id": [5, 11]},
+    {"suppress_tokens": [1, 2, 3]},
+    {"begin_suppress_tokens": [7, 8]},
+    {"forced_eos_token_id": 9, "max_new_tokens": 3},
+    {"exponential_decay_length_penalty": (1, 1.5)},
+    {"exponential_decay_length_penalty": (1, 1.5), "eos_token_id": 30},
+    {"renormalize_logits": True},
     {"forced_bos_token_id": 3},
     {  # all at once, so that the order shows
-        "temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "typical_p": 0.95, "epsilon_cutoff": 0.001,
-        "eta_cutoff": 0.002, "top_h": 0.9, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3,
-        "bad_words_ids": [[3], [5, 9]], "sequence_bias": [[[4], 3.0]], "min_new_tokens": 2, "suppress_tokens": [1],
-        "begin_suppress_tokens": [7], "forced_eos_token_id": 9, "max_new_tokens": 9,
+        "temperature": 0.7,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "typical_p": 0.95,
+        "epsilon_cutoff": 0.001,
+        "eta_cutoff": 0.002,
+        "top_h": 0.9,
+        "repetition_penalty": 1.3,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[3], [5, 9]],
+        "sequence_bias": [[[4], 3.0]],
+        "min_new_tokens": 2,
+        "suppress_tokens": [1],
+        "begin_suppress_tokens": [7],
+        "forced_eos_token_id": 9,
+        "max_new_tokens": 9,
         "exponential_decay_length_penalty": (1, 1.5),
     },
 ]

@@ -55,9 +55,7 @@ class TestOneStep:
         """Ragged rows equal each row alone."""
         source = MaskedSource(models[family])
         session = source.open(3)
-        requests = [
-            ask(row, PROMPTS[row], Budget(gamma=gamma, shape=Chain())) for row, gamma in enumerate((4, 6, 1))
-        ]
+        requests = [ask(row, PROMPTS[row], Budget(gamma=gamma, shape=Chain())) for row, gamma in enumerate((4, 6, 1))]
         for request, logits in zip(requests, session.logits(requests), strict=True):
             expected = without_mask(alone(models[family], request.prefix, masks(request.budget.gamma)))
             assert (logits - expected).abs().max() < 1e-10
@@ -243,9 +241,7 @@ class TestRewind:
         session.rewind(0, 0)
         fresh = MaskedSource(model, refresh=3).open(1)
         for prefix in (torch.arange(8), torch.arange(10), torch.arange(13)):
-            assert torch.equal(
-                session.logits([ask(0, prefix, budget)])[0], fresh.logits([ask(0, prefix, budget)])[0]
-            )
+            assert torch.equal(session.logits([ask(0, prefix, budget)])[0], fresh.logits([ask(0, prefix, budget)])[0])
 
     def test_a_rewound_round_of_equal_length_is_a_new_round(self, models: dict[str, DiffusionLM]) -> None:
         """Otherwise a text that changes without growing would never see a refresh."""

@@ -29,10 +29,17 @@ def request() -> Request:
     return Request(prompt=torch.tensor(PROMPT), stop=StopOptions(max_new_tokens=NEW), sampling=SamplingOptions())
 
 
-def run(script: Callable[[DraftRequest], Sequence[int]], gamma: int) -> tuple[DecodeLoop, list[Commit], list[RoundEvent]]:
+def run(
+    script: Callable[[DraftRequest], Sequence[int]], gamma: int
+) -> tuple[DecodeLoop, list[Commit], list[RoundEvent]]:
     events: list[RoundEvent] = []
-    loop = DecodeLoop(TARGET, ScriptedDrafter(script, vocab_size=V), [request()],
-                      budget=Budget(gamma=gamma, shape=Chain()), on_round=events.append)
+    loop = DecodeLoop(
+        TARGET,
+        ScriptedDrafter(script, vocab_size=V),
+        [request()],
+        budget=Budget(gamma=gamma, shape=Chain()),
+        on_round=events.append,
+    )
     return loop, [commit for commits in loop.run() for commit in commits], events
 
 
@@ -45,8 +52,11 @@ def test_an_oracle_is_accepted_to_the_last_token_flat_against_depth(gamma: int, 
     assert all(share == 1.0 for share in totals.acceptance_by_position)
     assert totals.rounds == -(-NEW // (gamma + 1)), "every round but the last commits gamma + 1 tokens"
     assert totals.recovered == 0
-    figure(9, f"oracle, gamma {gamma}: acceptance {min(totals.acceptance_by_position):.2f} at every depth, "
-              f"tau {totals.tau:.2f}")
+    figure(
+        9,
+        f"oracle, gamma {gamma}: acceptance {min(totals.acceptance_by_position):.2f} at every depth, "
+        f"tau {totals.tau:.2f}",
+    )
 
 
 @pytest.mark.parametrize("mask", [(1, 0), (1, 1, 0), (0,), (1, 1, 1, 0, 0)])
@@ -81,8 +91,12 @@ def test_totals_equal_a_recount_from_the_streams(mask: tuple[int, ...]) -> None:
 def test_a_cut_round_counts_only_what_was_committed() -> None:
     full = truth()
     target = TableTarget(TARGET.table, eos_ids=(full[len(PROMPT) + 2],))
-    loop = DecodeLoop(target, ScriptedDrafter(lambda r: full[len(r.prefix) : len(r.prefix) + 8], vocab_size=V),
-                      [request()], budget=Budget(gamma=8, shape=Chain()))
+    loop = DecodeLoop(
+        target,
+        ScriptedDrafter(lambda r: full[len(r.prefix) : len(r.prefix) + 8], vocab_size=V),
+        [request()],
+        budget=Budget(gamma=8, shape=Chain()),
+    )
     list(loop.run())
     first_end = next(i for i, t in enumerate(full[len(PROMPT) :]) if t == full[len(PROMPT) + 2]) + 1
     totals = Totals.of(loop.rows[0].rounds)

@@ -10,8 +10,15 @@ from specdiff.verify.base import Rule, check
 from specdiff.verify.registry import RULES, choose, get
 
 NAMES = {
-    "match", "ratio", "block", "point_mass", "self_selection", "walk",
-    "multi_round", "without_replacement", "traversal",
+    "match",
+    "ratio",
+    "block",
+    "point_mass",
+    "self_selection",
+    "walk",
+    "multi_round",
+    "without_replacement",
+    "traversal",
 }
 
 
@@ -42,12 +49,15 @@ def test_the_choice_is_exact_for_the_draft_and_says_why(provenance: Provenance, 
     assert len(reason.split()) > 4
 
 
-@pytest.mark.parametrize(("provenance", "name"), [
-    (Provenance.FIXED, "walk"),
-    (Provenance.CHAIN, "block"),
-    (Provenance.IID, "multi_round"),
-    (Provenance.WITHOUT_REPLACEMENT, "without_replacement"),
-])
+@pytest.mark.parametrize(
+    ("provenance", "name"),
+    [
+        (Provenance.FIXED, "walk"),
+        (Provenance.CHAIN, "block"),
+        (Provenance.IID, "multi_round"),
+        (Provenance.WITHOUT_REPLACEMENT, "without_replacement"),
+    ],
+)
 def test_the_choice_above_temperature_zero(provenance: Provenance, name: str) -> None:
     assert choose(provenance, greedy=False)[0].name == name
 

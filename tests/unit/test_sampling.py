@@ -86,10 +86,14 @@ def test_options_are_values() -> None:
         options.top_k = 5  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("options", [
-    SamplingOptions(logit_bias={V: 1.0}), SamplingOptions(logit_bias={(1, V): 1.0}),
-    SamplingOptions(bad_words_ids=[[1, V]]),
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        SamplingOptions(logit_bias={V: 1.0}),
+        SamplingOptions(logit_bias={(1, V): 1.0}),
+        SamplingOptions(bad_words_ids=[[1, V]]),
+    ],
+)
 def test_ids_beyond_the_vocabulary_are_refused(options: SamplingOptions) -> None:
     with pytest.raises(InputError, match=f"token ids below {V}, got \\[{V}\\]"):
         build(options, some_logits())
@@ -187,14 +191,17 @@ def _raises(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("processor", "message"), [
-    (_raises, "function raised RuntimeError\\('out of paper'\\)"),
-    (lambda ids, scores: scores[:, :5], "shape \\(1, 12\\) from function, got \\(1, 5\\)"),
-    (lambda ids, scores: 5, "got 'int'"),
-    (lambda ids, scores: scores * NAN, "at least one token with a finite score"),
-    (lambda ids, scores: scores - INF, "at least one token with a finite score"),
-    (lambda ids, scores: scores + torch.tensor([INF] + [0.0] * 11), "at least one token with a finite score"),
-])
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (_raises, "function raised RuntimeError\\('out of paper'\\)"),
+        (lambda ids, scores: scores[:, :5], "shape \\(1, 12\\) from function, got \\(1, 5\\)"),
+        (lambda ids, scores: 5, "got 'int'"),
+        (lambda ids, scores: scores * NAN, "at least one token with a finite score"),
+        (lambda ids, scores: scores - INF, "at least one token with a finite score"),
+        (lambda ids, scores: scores + torch.tensor([INF] + [0.0] * 11), "at least one token with a finite score"),
+    ],
+)
 def test_faulty_processors_are_reported(temperature: float, processor: Any, message: str) -> None:
     law = build(SamplingOptions(temperature=temperature, processors=[processor]), some_logits())
     with pytest.raises(InputError, match=message):
@@ -207,10 +214,18 @@ def test_options_that_leave_nothing_are_reported() -> None:
         law.row(0)
 
 
-@pytest.mark.parametrize("options", [
-    {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"typical_p": 0.5}, {"top_h": 0.4}, {"epsilon_cutoff": 0.1},
-    {"eta_cutoff": 0.2},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 3},
+        {"top_p": 0.5},
+        {"min_p": 0.3},
+        {"typical_p": 0.5},
+        {"top_h": 0.4},
+        {"epsilon_cutoff": 0.1},
+        {"eta_cutoff": 0.2},
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_filters_cut_and_renormalise(options: dict[str, float], dtype: torch.dtype) -> None:
     logits = some_logits(dtype)
@@ -225,12 +240,17 @@ def test_filters_cut_and_renormalise(options: dict[str, float], dtype: torch.dty
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [
-    {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 3, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.9},
-    {"temperature": 1.0, "eta_cutoff": 0.01, "epsilon_cutoff": 0.01, "top_h": 0.9},
-    {"repetition_penalty": 1.5, "presence_penalty": 0.3, "no_repeat_ngram_size": 2, "min_new_tokens": 4},
-    {"temperature": 1.0, "logit_bias": {3: 2.0, (2, 5): 1.0}, "bad_words_ids": [[4], [3, 5]], "min_new_tokens": 3},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_k": 3, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.9},
+        {"temperature": 1.0, "eta_cutoff": 0.01, "epsilon_cutoff": 0.01, "top_h": 0.9},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.3, "no_repeat_ngram_size": 2, "min_new_tokens": 4},
+        {"temperature": 1.0, "logit_bias": {3: 2.0, (2, 5): 1.0}, "bad_words_ids": [[4], [3, 5]], "min_new_tokens": 3},
+    ],
+)
 def test_laws_on_a_gpu_are_those_on_the_cpu(options: dict[str, Any]) -> None:
     logits = some_logits()
     here, there = (build(SamplingOptions(**options), logits.to(device)) for device in ("cpu", "cuda"))

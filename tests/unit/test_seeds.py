@@ -23,7 +23,10 @@ from support.tiny_targets import tiny_model
 
 V = 11
 SHAPES: dict[str, Shape] = {
-    "chain": Chain(), "samples": Samples(3), "siblings": Siblings((2, 2, 1)), "best-first": BestFirst(8),
+    "chain": Chain(),
+    "samples": Samples(3),
+    "siblings": Siblings((2, 2, 1)),
+    "best-first": BestFirst(8),
 }
 
 
@@ -42,7 +45,9 @@ def decode(wanted: list[Request], shape: Shape, *, target: object = None) -> lis
     """All rounds in one go."""
     loop = DecodeLoop(
         target or TableTarget.random(V, seed=1),  # type: ignore[arg-type]
-        MarginalDrafter(TableMarginals.random(V, 4, seed=2)), wanted, budget=Budget(gamma=4, shape=shape),
+        MarginalDrafter(TableMarginals.random(V, 4, seed=2)),
+        wanted,
+        budget=Budget(gamma=4, shape=shape),
     )
     for _ in loop.run():
         pass
@@ -59,7 +64,9 @@ def test_the_same_tokens(shape: Shape, figure: Callable[..., None]) -> None:
     assert backwards == together
     streamed: list[list[int]] = [[] for _ in together]
     loop = DecodeLoop(
-        TableTarget.random(V, seed=1), MarginalDrafter(TableMarginals.random(V, 4, seed=2)), requests(),
+        TableTarget.random(V, seed=1),
+        MarginalDrafter(TableMarginals.random(V, 4, seed=2)),
+        requests(),
         budget=Budget(gamma=4, shape=shape),
     )
     for commits in loop.run():
@@ -96,7 +103,10 @@ def test_a_fresh_process() -> None:
         "print(json.dumps({name: decode(requests(), shape) for name, shape in SHAPES.items()}))"
     )
     output = subprocess.run(
-        [sys.executable, "-c", script, str(Path(__file__).parents[1])], check=True, capture_output=True, text=True,
+        [sys.executable, "-c", script, str(Path(__file__).parents[1])],
+        check=True,
+        capture_output=True,
+        text=True,
         timeout=300,
     ).stdout
     assert json.loads(output.splitlines()[-1]) == {n: decode(requests(), shape) for n, shape in SHAPES.items()}

@@ -71,24 +71,27 @@ class AtLength(StoppingCriteria):
         return torch.tensor([input_ids.shape[1] >= self.length])
 
 
-@pytest.mark.parametrize(("options", "arguments", "count", "reason"), [
-    ({}, {}, 6, None),
-    ({}, {"eos_ids": (4, 9)}, 4, FinishReason.EOS),
-    ({"ignore_eos": True}, {"eos_ids": (4,)}, 6, None),
-    ({"ignore_eos": True, "stop_ids": [4]}, {"eos_ids": (4,)}, 4, FinishReason.STOP_ID),
-    ({"stop_ids": [9, 2]}, {}, 2, FinishReason.STOP_ID),
-    ({"stop_strings": ["de"]}, {}, 4, FinishReason.STOP_STRING),
-    ({"stop_strings": ["f", "bcd"]}, {}, 3, FinishReason.STOP_STRING),
-    ({"max_new_tokens": 3}, {}, 3, FinishReason.LENGTH),
-    ({"max_new_tokens": 3}, {"room": 3}, 3, FinishReason.LENGTH),
-    ({"max_new_tokens": 3}, {"room": 2}, 2, FinishReason.CONTEXT),
-    ({"criteria": [AtLength(99), AtLength(7)]}, {"prompt": torch.tensor([9, 9])}, 5, FinishReason.CRITERIA),
-    # several at the same token: the first in the order of the enumeration
-    ({"max_new_tokens": 4, "stop_ids": [4], "stop_strings": "e"}, {"eos_ids": (4,)}, 4, FinishReason.EOS),
-    ({"max_new_tokens": 4, "stop_ids": [4], "stop_strings": "e"}, {}, 4, FinishReason.STOP_ID),
-    ({"max_new_tokens": 4, "stop_strings": "e", "criteria": [AtLength(4)]}, {}, 4, FinishReason.STOP_STRING),
-    ({"max_new_tokens": 4, "criteria": [AtLength(4)]}, {}, 4, FinishReason.CRITERIA),
-])
+@pytest.mark.parametrize(
+    ("options", "arguments", "count", "reason"),
+    [
+        ({}, {}, 6, None),
+        ({}, {"eos_ids": (4, 9)}, 4, FinishReason.EOS),
+        ({"ignore_eos": True}, {"eos_ids": (4,)}, 6, None),
+        ({"ignore_eos": True, "stop_ids": [4]}, {"eos_ids": (4,)}, 4, FinishReason.STOP_ID),
+        ({"stop_ids": [9, 2]}, {}, 2, FinishReason.STOP_ID),
+        ({"stop_strings": ["de"]}, {}, 4, FinishReason.STOP_STRING),
+        ({"stop_strings": ["f", "bcd"]}, {}, 3, FinishReason.STOP_STRING),
+        ({"max_new_tokens": 3}, {}, 3, FinishReason.LENGTH),
+        ({"max_new_tokens": 3}, {"room": 3}, 3, FinishReason.LENGTH),
+        ({"max_new_tokens": 3}, {"room": 2}, 2, FinishReason.CONTEXT),
+        ({"criteria": [AtLength(99), AtLength(7)]}, {"prompt": torch.tensor([9, 9])}, 5, FinishReason.CRITERIA),
+        # several at the same token: the first in the order of the enumeration
+        ({"max_new_tokens": 4, "stop_ids": [4], "stop_strings": "e"}, {"eos_ids": (4,)}, 4, FinishReason.EOS),
+        ({"max_new_tokens": 4, "stop_ids": [4], "stop_strings": "e"}, {}, 4, FinishReason.STOP_ID),
+        ({"max_new_tokens": 4, "stop_strings": "e", "criteria": [AtLength(4)]}, {}, 4, FinishReason.STOP_STRING),
+        ({"max_new_tokens": 4, "criteria": [AtLength(4)]}, {}, 4, FinishReason.CRITERIA),
+    ],
+)
 def test_reasons(options: dict[str, Any], arguments: dict[str, Any], count: int, reason: FinishReason | None) -> None:
     assert feed(StopOptions(**options), [1, 2, 3, 4, 5, 6], **arguments)[:2] == (count, reason)
 
@@ -109,13 +112,16 @@ def test_stop_strings_need_a_tokenizer() -> None:
         StopCheck(StopOptions(stop_strings="a"), eos_ids=(), room=None)
 
 
-@pytest.mark.parametrize(("text", "strings", "cut", "included"), [
-    ("hello world", ["lo"], "hel", "hello"),
-    ("hello world", ["world", "o w"], "hell", "hello w"),
-    ("hello", ["ell", "el"], "h", "hel"),
-    ("hello", ["x"], "hello", "hello"),
-    ("", ["x"], "", ""),
-])
+@pytest.mark.parametrize(
+    ("text", "strings", "cut", "included"),
+    [
+        ("hello world", ["lo"], "hel", "hello"),
+        ("hello world", ["world", "o w"], "hell", "hello w"),
+        ("hello", ["ell", "el"], "h", "hel"),
+        ("hello", ["x"], "hello", "hello"),
+        ("", ["x"], "", ""),
+    ],
+)
 def test_text_is_cut_at_the_first_stop_string(text: str, strings: list[str], cut: str, included: str) -> None:
     assert cut_at_stop(text, strings) == cut
     assert cut_at_stop(text, strings, include_stop=True) == included
@@ -141,7 +147,8 @@ def test_long_stop_strings_are_found_across_windows() -> None:
     stop = spell([*text[100:250], 8])  # longer than any window that would be kept without it
     assert spell(text).find(stop) == -1
     assert feed(StopOptions(stop_strings=stop, max_new_tokens=900), [*text, *text[:250], 8, 1])[:2] == (
-        751, FinishReason.STOP_STRING,
+        751,
+        FinishReason.STOP_STRING,
     )
 
 
@@ -158,14 +165,18 @@ def _bad_decode(ids: Sequence[int]) -> str:
     raise KeyError(ids[-1])
 
 
-@pytest.mark.parametrize(("stop", "decode", "message"), [
-    (StopOptions(criteria=[Faulty()], max_new_tokens=9), None, "Faulty raised RuntimeError"),
-    (StopOptions(stop_strings="a", max_new_tokens=9), _bad_decode, "the tokenizer raised KeyError"),
-])
+@pytest.mark.parametrize(
+    ("stop", "decode", "message"),
+    [
+        (StopOptions(criteria=[Faulty()], max_new_tokens=9), None, "Faulty raised RuntimeError"),
+        (StopOptions(stop_strings="a", max_new_tokens=9), _bad_decode, "the tokenizer raised KeyError"),
+    ],
+)
 def test_a_faulty_criterion_harms_its_own_row_only(stop: StopOptions, decode: Any, message: str) -> None:
     prompt = torch.tensor([1, 2])
     requests = [
-        Request(prompt=prompt, stop=stop, decode=decode), Request(prompt=prompt, stop=StopOptions(max_new_tokens=9)),
+        Request(prompt=prompt, stop=stop, decode=decode),
+        Request(prompt=prompt, stop=StopOptions(max_new_tokens=9)),
     ]
     target = TableTarget.random(5)
     loop = DecodeLoop(target, None, requests, budget=Budget(gamma=1, shape=Chain()), keep_errors=True)

@@ -13,16 +13,35 @@ from specdiff.models.target import CausalTarget
 from support.tiny_targets import FAMILIES, VOCAB, tiny_model
 
 _SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 _MAMBA: dict[str, Any] = {
-    "mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_ssm": 64,
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_ssm": 64,
 }
 _LINEAR: dict[str, Any] = {
-    "head_dim": 8, "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 8,
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    "layer_types": ["linear_attention", "full_attention"],
 }
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, "recurrent state"),
@@ -32,16 +51,29 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "falcon_h1": (_SMALL | _MAMBA | {"head_dim": 8}, "recurrent state"),
     "lfm2": (_SMALL | {"layer_types": ["conv", "full_attention"]}, "layers of kind conv"),
     "llama4_text": (
-        _SMALL | {"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1,
-                  "attention_chunk_size": 16, "layer_types": ["chunked_attention", "full_attention"]},
+        _SMALL
+        | {
+            "head_dim": 8,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "attention_chunk_size": 16,
+            "layer_types": ["chunked_attention", "full_attention"],
+        },
         "chunked_attention",
     ),
     "bloom": ({"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "no position_ids"),
     "mpt": ({"vocab_size": VOCAB, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}, "no position_ids"),
     "falcon": (_SMALL | {"alibi": True, "multi_query": True}, "ALiBi"),
     "gpt_neo": (
-        {"vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8,
-         "attention_types": [[["global", "local"], 1]]},
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "window_size": 8,
+            "attention_types": [[["global", "local"], 1]],
+        },
         "by cache slot",
     ),
 }

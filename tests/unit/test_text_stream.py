@@ -44,9 +44,16 @@ def pieces(tokenizer: Any, ids: Sequence[int], **options: Any) -> list[str]:
     return [*(stream.push(i) for i in ids), stream.finish()]
 
 
-@pytest.mark.parametrize("text", [
-    "日本語のテキスト", "a😀b👩\u200d👩\u200d👧c🇩🇪", "naïve café — über", "ไทย العربية", "plain words, no more",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "日本語のテキスト",
+        "a😀b👩\u200d👩\u200d👧c🇩🇪",
+        "naïve café — über",
+        "ไทย العربية",
+        "plain words, no more",
+    ],
+)
 @pytest.mark.parametrize("kind", ["byte-level", "byte-fallback", "python-bytes"])
 def test_characters_come_whole(fuzz: ModuleType, text: str, kind: str) -> None:
     tokenizer = fuzz.tokenizers()[kind]
@@ -90,10 +97,21 @@ def test_stop_strings_are_held_back_and_cut(fuzz: ModuleType) -> None:
     assert pieces(tokenizer, ids[:5], stop_strings=["abd"])[-1] == "ab"
 
 
-@pytest.mark.parametrize(("text", "held"), [
-    ("it", 0), ("it ", 1), ("it n", 2), ("it n'", 3), ("it 'v", 3), ("it'", 1), ("it 've", 0), ("it na", 0),
-    ("it  ", 2), ("it 'rn", 0),
-])
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("it", 0),
+        ("it ", 1),
+        ("it n", 2),
+        ("it n'", 3),
+        ("it 'v", 3),
+        ("it'", 1),
+        ("it 've", 0),
+        ("it na", 0),
+        ("it  ", 2),
+        ("it 'rn", 0),
+    ],
+)
 def test_clean_up_holds_what_it_may_change(text: str, held: int) -> None:
     assert unstable_length(text, cleans=True) == held
     assert unstable_length(text, cleans=False) == 0

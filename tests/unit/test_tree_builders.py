@@ -76,12 +76,15 @@ def test_a_window_shorter_than_the_widths_cuts_the_tree() -> None:
     assert siblings_without_replacement(rows(1, 5), (2, 2, 2), stream()).tree.depth == 1
 
 
-@pytest.mark.parametrize("build", [
-    lambda probs, vocab: sample_chain(probs, stream(), vocab),
-    lambda probs, vocab: sample_paths(probs, 4, stream(), vocab),
-    lambda probs, vocab: siblings_without_replacement(probs, (3, 2), stream(), vocab),
-    lambda probs, vocab: best_first(probs.log(), 6, vocab),
-])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda probs, vocab: sample_chain(probs, stream(), vocab),
+        lambda probs, vocab: sample_paths(probs, 4, stream(), vocab),
+        lambda probs, vocab: siblings_without_replacement(probs, (3, 2), stream(), vocab),
+        lambda probs, vocab: best_first(probs.log(), 6, vocab),
+    ],
+)
 def test_columns_become_target_ids(build: Callable[..., Draft]) -> None:
     vocab = torch.tensor([3, 50, 70, 71])
     plain, mapped = build(rows(2, 4), None), build(rows(2, 4), vocab)
@@ -89,12 +92,15 @@ def test_columns_become_target_ids(build: Callable[..., Draft]) -> None:
     assert mapped.tree.parents == plain.tree.parents
 
 
-@pytest.mark.parametrize("build", [
-    lambda probs: sample_chain(probs, stream()),
-    lambda probs: sample_paths(probs, 4, stream()),
-    lambda probs: siblings_without_replacement(probs, (3, 2), stream()),
-    lambda probs: best_first(probs, 6),
-])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda probs: sample_chain(probs, stream()),
+        lambda probs: sample_paths(probs, 4, stream()),
+        lambda probs: siblings_without_replacement(probs, (3, 2), stream()),
+        lambda probs: best_first(probs, 6),
+    ],
+)
 def test_an_empty_window_gives_the_empty_tree(build: Callable[..., Draft]) -> None:
     assert len(build(torch.empty(0, 4)).tree) == 0
 
@@ -125,12 +131,15 @@ def test_best_first_is_fast() -> None:
     assert min(seconds) < 3e-3  # with room for a busy machine
 
 
-@pytest.mark.parametrize(("call", "name"), [
-    (lambda: sample_paths(rows(1, 3), 0, stream()), "k"),
-    (lambda: siblings_without_replacement(rows(1, 3), (), stream()), "widths"),
-    (lambda: siblings_without_replacement(rows(1, 3), (2, 0), stream()), "widths"),
-    (lambda: best_first(rows(1, 3), 0), "nodes"),
-])
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: sample_paths(rows(1, 3), 0, stream()), "k"),
+        (lambda: siblings_without_replacement(rows(1, 3), (), stream()), "widths"),
+        (lambda: siblings_without_replacement(rows(1, 3), (2, 0), stream()), "widths"),
+        (lambda: best_first(rows(1, 3), 0), "nodes"),
+    ],
+)
 def test_wrong_sizes_are_refused(call: Callable[[], Draft], name: str) -> None:
     with pytest.raises(InputError, match=f"^{name}: expected"):
         call()

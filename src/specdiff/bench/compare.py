@@ -81,7 +81,9 @@ def transformers_generate(model: PreTrainedModel, sampling: SamplingOptions, sto
     """
     if stop.stop_strings or sampling.presence_penalty or sampling.frequency_penalty or sampling.processors:
         raise InputError.of(
-            "compare", expected="options that transformers' generate shares", got=sampling,
+            "compare",
+            expected="options that transformers' generate shares",
+            got=sampling,
             remedy="leave out stop strings, presence and frequency penalty, and processors",
         )
     options: dict[str, object] = {
@@ -92,8 +94,12 @@ def transformers_generate(model: PreTrainedModel, sampling: SamplingOptions, sto
         "pad_token_id": 0,
     }
     if not sampling.greedy:
-        options |= {"temperature": sampling.temperature, "top_k": sampling.top_k or 0, "top_p": sampling.top_p,
-                    "min_p": sampling.min_p or None}
+        options |= {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p or None,
+        }
     if sampling.logit_bias:
         options["sequence_bias"] = {(k,): v for k, v in sampling.logit_bias.items()}
     if sampling.bad_words_ids:

@@ -121,5 +121,12 @@ def profile(
         if last is not None:
             generations.append(last)
     rounds = [r for g in generations for r in g.rounds[1:]]
-    return Profile(rounds=len(rounds), total=total, target=target, drafter=drafter, target_calls=calls[0],
-                   drafter_calls=calls[1], totals=Totals.of(rounds))
+    return Profile(
+        rounds=len(rounds),
+        total=total,
+        target=target,
+        drafter=drafter,
+        target_calls=calls[0],
+        drafter_calls=calls[1],
+        totals=Totals.of(rounds),
+    )

@@ -12,7 +12,10 @@ from specdiff.cli import chat, doctor, generate, models, profile
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
-    name="specdiff", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="specdiff",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     help="Lossless speculative decoding with diffusion drafters.",
 )
 app.command("generate")(generate.generate)

@@ -35,8 +35,9 @@ def chat(
 ) -> None:
     """Chat. /clear forgets the conversation, /quit (or Ctrl-D) ends it; Ctrl-C stops an answer."""
     console = Console(highlight=False)
-    sampling = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-                               repetition_penalty=repetition_penalty)
+    sampling = SamplingOptions(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    )
     decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32)
     decoder = with_budget(decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy)
     messages: list[dict[str, str]] = []
@@ -56,10 +57,16 @@ def chat(
         messages.append({"role": "user", "content": said})
         began = time.perf_counter()
         try:
-            generation = stream_to(console, decoder.stream(
-                messages, sampling=sampling, stop=StopOptions(max_new_tokens=max_new_tokens), seed=seed,
-                clock=time.perf_counter,
-            ))
+            generation = stream_to(
+                console,
+                decoder.stream(
+                    messages,
+                    sampling=sampling,
+                    stop=StopOptions(max_new_tokens=max_new_tokens),
+                    seed=seed,
+                    clock=time.perf_counter,
+                ),
+            )
         except KeyboardInterrupt:
             console.print("\n(stopped)")
             messages.pop()

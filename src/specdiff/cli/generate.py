@@ -31,8 +31,9 @@ from specdiff.types import Budget
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or nothing reads stdin.")] = None,
-    file: Annotated[Path | None, typer.Option(
-        "--file", help="Prompts: JSON lines with a 'prompt' field, or one prompt a line.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Prompts: JSON lines with a 'prompt' field, or one prompt a line.")
+    ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Only the first prompts of the file.")] = None,
     target: o.Target = "smollm2-135m",
     drafter: o.Drafter = "default",
@@ -52,24 +53,37 @@ def generate(
     dtype: o.Dtype = "auto",
     device: o.Device = None,
     tf32: o.Tf32 = False,
-    compare_: Annotated[bool, typer.Option(
-        "--compare", help="Also decode plainly (our loop and transformers' generate) in this process; print the ratio.",
-    )] = False,
-    compare_dtypes: Annotated[str | None, typer.Option(
-        "--compare-dtypes", help="With --compare: plain decoding in these dtypes too, e.g. bf16,fp32.")] = None,
+    compare_: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Also decode plainly (our loop and transformers' generate) in this process; print the ratio.",
+        ),
+    ] = False,
+    compare_dtypes: Annotated[
+        str | None,
+        typer.Option("--compare-dtypes", help="With --compare: plain decoding in these dtypes too, e.g. bf16,fp32."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt on stdout, nothing else.")] = False,
-    color: Annotated[bool | None, typer.Option("--color/--no-color", help="Mark tokens by kind; default: on terminals.",
-    )] = None,
+    color: Annotated[
+        bool | None,
+        typer.Option(
+            "--color/--no-color",
+            help="Mark tokens by kind; default: on terminals.",
+        ),
+    ] = None,
 ) -> None:
     """Generate text. Accepted, recovered and bonus tokens are told apart by colour where the terminal allows."""
     if compare_dtypes and not compare_:
-        raise InputError.of("--compare-dtypes", expected="--compare beside it", got=compare_dtypes,
-                            remedy="add --compare")
+        raise InputError.of(
+            "--compare-dtypes", expected="--compare beside it", got=compare_dtypes, remedy="add --compare"
+        )
     if limit is not None and (limit < 1 or file is None):
         raise InputError.of("--limit", expected=">= 1, with --file", got=limit, remedy="give --file, or leave it out")
     prompts = read_prompts(prompt, file, limit)
-    sampling = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-                               repetition_penalty=repetition_penalty)
+    sampling = SamplingOptions(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    )
     stops = StopOptions(max_new_tokens=max_new_tokens, stop_strings=stop or ())
     log = Console(stderr=True, highlight=False, quiet=as_json)
     decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32, settings=Settings(rule=rule))
@@ -90,13 +104,25 @@ def generate(
         ids = [decoder.encode(p, chat=chat) for p in prompts]
         with Progress(console=log, transient=True) as bar:
             task = bar.add_task("comparing with plain decoding", total=len(ids))
-            result = compare(decoder, ids, baselines, sampling=sampling, stop=stops, seed=seed,
-                             progress=lambda done: bar.update(task, completed=done))
+            result = compare(
+                decoder,
+                ids,
+                baselines,
+                sampling=sampling,
+                stop=stops,
+                seed=seed,
+                progress=lambda done: bar.update(task, completed=done),
+            )
         _print_comparison(result, prompts, as_json=as_json)
 
 
 def with_budget(
-    decoder: SpeculativeDecoder, rule: str, shape: str | None, gamma: int | None, draft_temperature: float, *,
+    decoder: SpeculativeDecoder,
+    rule: str,
+    shape: str | None,
+    gamma: int | None,
+    draft_temperature: float,
+    *,
     greedy: bool,
 ) -> SpeculativeDecoder:
     """The decoder with the budget that the shape options describe."""
@@ -128,8 +154,12 @@ def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> li
             try:
                 prompts.append(json.loads(line)["prompt"])
             except (ValueError, KeyError, TypeError) as error:
-                raise InputError.of(f"{file.name} line {number}", expected="a JSON object with a 'prompt' field",
-                                    got=line[:80], remedy="fix or remove the line") from error
+                raise InputError.of(
+                    f"{file.name} line {number}",
+                    expected="a JSON object with a 'prompt' field",
+                    got=line[:80],
+                    remedy="fix or remove the line",
+                ) from error
         else:
             prompts.append(line)
         if limit is not None and len(prompts) == limit:
@@ -142,15 +172,25 @@ def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> li
 def to_json(index: int, prompt: str, generation: Generation, seconds: float) -> dict[str, object]:
     """One result as plain data."""
     return {
-        "index": index, "prompt": prompt, "text": generation.text, "tokens": list(generation.tokens),
-        "prompt_tokens": generation.prompt_tokens, "finish": generation.finish.value, "seconds": seconds,
+        "index": index,
+        "prompt": prompt,
+        "text": generation.text,
+        "tokens": list(generation.tokens),
+        "prompt_tokens": generation.prompt_tokens,
+        "finish": generation.finish.value,
+        "seconds": seconds,
         "totals": asdict(generation.totals),
     }
 
 
 def _baselines(
-    decoder: SpeculativeDecoder, target: str, dtypes: str | None, sampling: SamplingOptions, stop: StopOptions,
-    seed: int, device: str | None,
+    decoder: SpeculativeDecoder,
+    target: str,
+    dtypes: str | None,
+    sampling: SamplingOptions,
+    stop: StopOptions,
+    seed: int,
+    device: str | None,
 ) -> dict[str, Method]:
     loaded = str(decoder.target.model.dtype).removeprefix("torch.")  # type: ignore[attr-defined]
     methods: dict[str, Method] = {
@@ -170,25 +210,38 @@ def _baselines(
 def _print_comparison(result: Comparison, prompts: Sequence[str], *, as_json: bool) -> None:
     fastest = result.fastest()
     if as_json:
-        print(json.dumps({
-            "prompts": len(prompts), "threads": torch.get_num_threads(), "fastest_plain": fastest,
-            "speedup": result.speedup(fastest), "interval_95": result.interval(fastest),
-            "tokens_per_second": {m: result.rate(m) for m in result.seconds},
-            "seconds": {m: list(s) for m, s in result.seconds.items()},
-            "tokens": {m: list(t) for m, t in result.tokens.items()},
-            "totals": [asdict(g.totals) for g in result.generations],
-        }))
+        print(
+            json.dumps(
+                {
+                    "prompts": len(prompts),
+                    "threads": torch.get_num_threads(),
+                    "fastest_plain": fastest,
+                    "speedup": result.speedup(fastest),
+                    "interval_95": result.interval(fastest),
+                    "tokens_per_second": {m: result.rate(m) for m in result.seconds},
+                    "seconds": {m: list(s) for m, s in result.seconds.items()},
+                    "tokens": {m: list(t) for m, t in result.tokens.items()},
+                    "totals": [asdict(g.totals) for g in result.generations],
+                }
+            )
+        )
         return
     console = Console(highlight=False)
-    table = Table("method", "tokens/s", "specdiff is faster by", title=f"{len(prompts)} prompts, "
-                  f"{torch.get_num_threads()} thread(s)")
+    table = Table(
+        "method",
+        "tokens/s",
+        "specdiff is faster by",
+        title=f"{len(prompts)} prompts, {torch.get_num_threads()} thread(s)",
+    )
     for method in result.seconds:
         ratio = "" if method == "specdiff" else f"{result.speedup(method):.2f}x"
         table.add_row(method, f"{result.rate(method):.1f}", ratio)
     console.print(table)
     low, high = result.interval(fastest)
-    console.print(f"speed-up over the fastest plain decoding ({fastest}): {result.speedup(fastest):.2f}x "
-                  f"(95 % {low:.2f} to {high:.2f} over prompts)")
+    console.print(
+        f"speed-up over the fastest plain decoding ({fastest}): {result.speedup(fastest):.2f}x "
+        f"(95 % {low:.2f} to {high:.2f} over prompts)"
+    )
     totals = [g.totals for g in result.generations]
     tau = sum(t.tokens for t in totals) / sum(t.target_passes for t in totals)
     console.print(f"tau {tau:.2f} tokens a target pass, extra token included")

@@ -10,11 +10,17 @@ from specdiff.errors import InputError
 from specdiff.types import BestFirst, Chain, Samples, Shape, Siblings
 
 Target = Annotated[str, typer.Option("--target", help="Catalog name, local folder, or Hugging Face id.")]
-Drafter = Annotated[str, typer.Option(
-    "--drafter", help="'default', 'none', 'ngram', a folder of weights, or several joined by '+' (an ensemble).")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        "--drafter", help="'default', 'none', 'ngram', a folder of weights, or several joined by '+' (an ensemble)."
+    ),
+]
 Rule = Annotated[str, typer.Option("--rule", help="Verification rule; 'auto' picks by draft kind and temperature.")]
-ShapeText = Annotated[str | None, typer.Option(
-    "--shape", help="chain, samples:K, siblings:6,2,1,1 or best-first:NODES; default by temperature.")]
+ShapeText = Annotated[
+    str | None,
+    typer.Option("--shape", help="chain, samples:K, siblings:6,2,1,1 or best-first:NODES; default by temperature."),
+]
 Gamma = Annotated[int | None, typer.Option("--gamma", help="Draft window; default the drafter's.")]
 DraftTemperature = Annotated[float, typer.Option("--draft-temperature", help="Temperature of the draft, > 0.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to produce.")]
@@ -48,5 +54,9 @@ def parse_shape(text: str) -> Shape:
             return BestFirst(int(value))
     except ValueError:
         pass
-    raise InputError.of("shape", expected="chain, samples:K, siblings:W1,W2,... or best-first:NODES", got=text,
-                        remedy="for example --shape best-first:24")
+    raise InputError.of(
+        "shape",
+        expected="chain, samples:K, siblings:W1,W2,... or best-first:NODES",
+        got=text,
+        remedy="for example --shape best-first:24",
+    )

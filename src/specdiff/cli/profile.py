@@ -45,16 +45,24 @@ def profile(
     decoder = with_budget(decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy)
     model = decoder.target.model  # type: ignore[attr-defined]
     result = bench.profile(
-        decoder, [(model, "forward")], drafter_parts(decoder.drafter),
+        decoder,
+        [(model, "forward")],
+        drafter_parts(decoder.drafter),
         [decoder.encode(p, chat=bool(decoder.tokenizer and decoder.tokenizer.chat_template)) for p in prompts],
-        sampling=sampling, stop=StopOptions(max_new_tokens=max_new_tokens),
+        sampling=sampling,
+        stop=StopOptions(max_new_tokens=max_new_tokens),
     )
     rounds = max(1, result.rounds)
     figures = {
-        "rounds": result.rounds, "threads": torch.get_num_threads(), "tau": result.totals.tau,
-        "round_ms": 1e3 * result.total / rounds, "target_ms": 1e3 * result.target / rounds,
-        "drafter_ms": 1e3 * result.drafter / rounds, "rest_percent": 100 * result.rest,
-        "target_passes_a_round": result.target_calls / rounds, "drafter_passes_a_round": result.drafter_calls / rounds,
+        "rounds": result.rounds,
+        "threads": torch.get_num_threads(),
+        "tau": result.totals.tau,
+        "round_ms": 1e3 * result.total / rounds,
+        "target_ms": 1e3 * result.target / rounds,
+        "drafter_ms": 1e3 * result.drafter / rounds,
+        "rest_percent": 100 * result.rest,
+        "target_passes_a_round": result.target_calls / rounds,
+        "drafter_passes_a_round": result.drafter_calls / rounds,
     }
     if as_json:
         print(json.dumps(figures))
@@ -85,6 +93,10 @@ def drafter_parts(drafter: object) -> list[Part]:
         elif isinstance(item, (list, tuple)):
             waiting.extend(item)
     if not found:
-        raise InputError.of("drafter", expected="a drafter with weights", got=getattr(drafter, "name", None),
-                            remedy="profile the default drafter, or a folder of weights")
+        raise InputError.of(
+            "drafter",
+            expected="a drafter with weights",
+            got=getattr(drafter, "name", None),
+            remedy="profile the default drafter, or a folder of weights",
+        )
     return found

@@ -28,8 +28,12 @@ def print_summary(console: Console, generation: Generation, seconds: float) -> N
     """Accepted tokens, tau and speed, with the colour legend."""
     t = generation.totals
     legend = Text.assemble(
-        (f"{t.accepted} accepted", STYLES["accepted"]), " + ", (f"{t.recovered} recovered", STYLES["recovered"]),
-        " + ", (f"{t.bonus} bonus", STYLES["bonus"]), f" = {t.tokens} tokens in {t.rounds} target passes",
+        (f"{t.accepted} accepted", STYLES["accepted"]),
+        " + ",
+        (f"{t.recovered} recovered", STYLES["recovered"]),
+        " + ",
+        (f"{t.bonus} bonus", STYLES["bonus"]),
+        f" = {t.tokens} tokens in {t.rounds} target passes",
     )
     console.print(legend)
     rules = ", ".join(f"{rule} x{count}" for rule, count in t.rules.items())

@@ -22,7 +22,9 @@ def default_budget(drafter: Drafter | None, *, greedy: bool, gamma: int | None =
     limit = drafter.max_gamma if drafter is not None else None
     if gamma is not None and (gamma < 1 or (limit is not None and gamma > limit)):
         raise InputError.of(
-            "gamma", expected=f"1..{limit}" if limit else ">= 1", got=gamma,
+            "gamma",
+            expected=f"1..{limit}" if limit else ">= 1",
+            got=gamma,
             remedy="leave it out for the drafter's window",
         )
     window = gamma if gamma is not None else (limit or GAMMA)
@@ -37,5 +39,9 @@ def default_budget(drafter: Drafter | None, *, greedy: bool, gamma: int | None =
         if isinstance(shape, Siblings) and provenance is Provenance.FIXED:
             continue  # the siblings' q is lost, so a best-first tree of the same size accepts more
         return budget
-    raise InputError.of("drafter", expected="a drafter that can build a tree or a chain", got=drafter.name,
-                        remedy="give the budget's shape explicitly")
+    raise InputError.of(
+        "drafter",
+        expected="a drafter that can build a tree or a chain",
+        got=drafter.name,
+        remedy="give the budget's shape explicitly",
+    )

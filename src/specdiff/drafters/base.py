@@ -12,12 +12,14 @@ from torch import Tensor
 from specdiff.randomness import Random
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings
 
-PROVENANCE: Mapping[type, Provenance] = MappingProxyType({
-    Chain: Provenance.CHAIN,
-    Samples: Provenance.IID,
-    Siblings: Provenance.WITHOUT_REPLACEMENT,
-    BestFirst: Provenance.FIXED,
-})
+PROVENANCE: Mapping[type, Provenance] = MappingProxyType(
+    {
+        Chain: Provenance.CHAIN,
+        Samples: Provenance.IID,
+        Siblings: Provenance.WITHOUT_REPLACEMENT,
+        BestFirst: Provenance.FIXED,
+    }
+)
 """What each shape yields where the drafter knows q at every node."""
 
 

@@ -40,12 +40,21 @@ class CrossTokenizerDrafter:
     """
 
     def __init__(
-        self, inner: Drafter, *, target_tokenizer: PreTrainedTokenizerBase, drafter_tokenizer: PreTrainedTokenizerBase,
-        vocab_size: int, name: str = "",
+        self,
+        inner: Drafter,
+        *,
+        target_tokenizer: PreTrainedTokenizerBase,
+        drafter_tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int,
+        name: str = "",
     ) -> None:
         if inner.feature_layers:
-            raise PairingError.of("drafter", expected="one that reads no target features, across tokenizers",
-                                  got=inner.name, remedy="use a drafter with the target's tokenizer")
+            raise PairingError.of(
+                "drafter",
+                expected="one that reads no target features, across tokenizers",
+                got=inner.name,
+                remedy="use a drafter with the target's tokenizer",
+            )
         target_control, drafter_control = control_tokens(target_tokenizer), control_tokens(drafter_tokenizer)
         common = set(target_control.values()) & set(drafter_control.values())
         self.inner = inner
@@ -171,10 +180,14 @@ class CrossTokenizerSession:
     def _translated(self, request: DraftRequest, prefix: tuple[int, ...], draft: Draft | None) -> Draft:
         """The draft in the target's tokens, one tree of all its paths."""
         budget, line = request.budget, self._lines[request.row]
-        chains = [] if draft is None else [
-            self._target_tokens(line, prefix, [int(draft.tree.tokens[n]) for n in path])[: budget.gamma]
-            for path in leaf_paths(draft.tree.parents)
-        ]
+        chains = (
+            []
+            if draft is None
+            else [
+                self._target_tokens(line, prefix, [int(draft.tree.tokens[n]) for n in path])[: budget.gamma]
+                for path in leaf_paths(draft.tree.parents)
+            ]
+        )
         tokens, parents, _ = merge(chains)
         limit = node_limit(budget)  # one text may take more of the target's tokens than of the drafter's
         tree = TokenTree(torch.tensor(tokens[:limit], dtype=torch.int64), tuple(parents[:limit]))

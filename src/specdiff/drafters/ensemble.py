@@ -57,11 +57,19 @@ class EnsembleDrafter:
     def __init__(self, members: Sequence[Member], *, name: str = "") -> None:
         names = [m.drafter.name for m in members]
         if not members or len(set(names)) < len(names):
-            raise InputError.of("members", expected="at least one drafter, of distinct names", got=names,
-                                remedy="give each drafter a name of its own")
+            raise InputError.of(
+                "members",
+                expected="at least one drafter, of distinct names",
+                got=names,
+                remedy="give each drafter a name of its own",
+            )
         if any(m.share <= 0 for m in members):
-            raise InputError.of("share", expected="numbers > 0", got=[m.share for m in members],
-                                remedy="leave a member out that shall not draft")
+            raise InputError.of(
+                "share",
+                expected="numbers > 0",
+                got=[m.share for m in members],
+                remedy="leave a member out that shall not draft",
+            )
         self.members = tuple(members)
         self.name = name or "+".join(names)
         self.vocab_size = max(m.drafter.vocab_size for m in members)
@@ -76,8 +84,12 @@ class EnsembleDrafter:
             InputError: the shape cannot hold the drafts of several members.
         """
         if not isinstance(budget.shape, BestFirst | Samples):
-            raise InputError.of("shape", expected="BestFirst(nodes) or Samples(k) for an ensemble", got=budget.shape,
-                                remedy="several drafts make a tree; use BestFirst(nodes)")
+            raise InputError.of(
+                "shape",
+                expected="BestFirst(nodes) or Samples(k) for an ensemble",
+                got=budget.shape,
+                remedy="several drafts make a tree; use BestFirst(nodes)",
+            )
         for member in self.members:
             member_budget(member.drafter, budget, units(budget.shape))
         return Provenance.FIXED

@@ -25,6 +25,7 @@ Level = list[tuple[int, int]]
 Grower = Generator[Level, Tensor, Draft]
 """Yields a `Level`, is sent its logits [n, W], returns the draft."""
 
+
 def grow(logits: Tensor, budget: Budget, random: Random, *, vocab: Tensor | None, source: str) -> Grower:
     """The grower of ``budget.shape``.
 
@@ -102,9 +103,7 @@ def _paths(tree: _SampledTree, k: int, budget: Budget, random: Random, vocab: Te
     return tree.draft(PROVENANCE[type(budget.shape)], vocab, paths, source)
 
 
-def _siblings(
-    tree: _SampledTree, widths: Sequence[int], random: Random, vocab: Tensor | None, source: str
-) -> Grower:
+def _siblings(tree: _SampledTree, widths: Sequence[int], random: Random, vocab: Tensor | None, source: str) -> Grower:
     """``widths[d]`` children without replacement under every node of depth d; fewer where q has fewer tokens."""
     level = range(-1, 0)
     for depth, width in enumerate(widths, start=1):

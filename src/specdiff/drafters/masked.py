@@ -60,8 +60,9 @@ class MaskedSource:
             raise InputError.of("never", expected="ids >= 0", got=tuple(never), remedy="give token ids")
         columns = torch.tensor([i for i in range(size) if i not in taken], dtype=torch.int64)
         if len(columns) == 0:
-            raise InputError.of("never", expected="at least one id that may be proposed", got=tuple(never),
-                                remedy="ban fewer ids")
+            raise InputError.of(
+                "never", expected="at least one id that may be proposed", got=tuple(never), remedy="ban fewer ids"
+            )
         self.denoiser, self.refresh = denoiser, refresh
         self.name = name or config.name or config.family
         self.vocab_size: int = size
@@ -109,9 +110,9 @@ class MaskedSession:
     def logits(self, requests: Sequence[DraftRequest]) -> list[Tensor]:
         """ONE pass over fully masked windows: logits [gamma, W] of each request."""
         mask_id = self._source.denoiser.config.mask_id
-        return self.denoise([
-            Window(r.row, r.prefix, torch.full((r.budget.gamma,), mask_id, dtype=torch.int64)) for r in requests
-        ])
+        return self.denoise(
+            [Window(r.row, r.prefix, torch.full((r.budget.gamma,), mask_id, dtype=torch.int64)) for r in requests]
+        )
 
     def denoise(self, windows: Sequence[Window]) -> list[Tensor]:
         """ONE pass over windows that may be filled in part: logits [G, W] of each."""

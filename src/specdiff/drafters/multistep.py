@@ -91,8 +91,12 @@ class MultiStepDrafter:
         if steps < 1:
             raise InputError.of("steps", expected="an integer >= 1", got=steps, remedy="1 is the one-step drafter")
         if order not in ORDERS:
-            raise InputError.of("order", expected="one of " + ", ".join(ORDERS), got=order,
-                                remedy="left_to_right is the one that keeps q")
+            raise InputError.of(
+                "order",
+                expected="one of " + ", ".join(ORDERS),
+                got=order,
+                remedy="left_to_right is the one that keeps q",
+            )
         self.source, self.steps, self.order = source, steps, order
         self.one_step = MarginalDrafter(source)
         self.name = source.name
@@ -109,8 +113,12 @@ class MultiStepDrafter:
         if self.steps == 1:
             return self.one_step.provenance(budget)
         if not isinstance(budget.shape, Chain):
-            raise InputError.of("shape", expected=f"Chain() for {self.steps} denoising steps", got=budget.shape,
-                                remedy="draft a chain, or use steps=1 for trees")
+            raise InputError.of(
+                "shape",
+                expected=f"Chain() for {self.steps} denoising steps",
+                got=budget.shape,
+                remedy="draft a chain, or use steps=1 for trees",
+            )
         return Provenance.CHAIN if self.order == "left_to_right" else Provenance.FIXED
 
     def open(self, rows: int) -> DraftSession:

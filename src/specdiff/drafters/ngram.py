@@ -34,11 +34,16 @@ class NgramDrafter:
         self, *, vocab_size: int, longest: int = 3, shortest: int = 1, occurrences: int = 64, name: str = "ngram"
     ) -> None:
         if not 1 <= shortest <= longest:
-            raise InputError.of("shortest, longest", expected="1 <= shortest <= longest", got=(shortest, longest),
-                                remedy="look up suffixes of 1 to 3 tokens")
+            raise InputError.of(
+                "shortest, longest",
+                expected="1 <= shortest <= longest",
+                got=(shortest, longest),
+                remedy="look up suffixes of 1 to 3 tokens",
+            )
         if occurrences < 1:
-            raise InputError.of("occurrences", expected="an integer >= 1", got=occurrences,
-                                remedy="look at one at least")
+            raise InputError.of(
+                "occurrences", expected="an integer >= 1", got=occurrences, remedy="look at one at least"
+            )
         self.longest, self.shortest, self.occurrences = longest, shortest, occurrences
         self.name, self.vocab_size = name, vocab_size
         self.max_gamma: int | None = None
@@ -51,8 +56,12 @@ class NgramDrafter:
             InputError: the shape is a sampled one other than one chain.
         """
         if not isinstance(budget.shape, Chain | BestFirst):
-            raise InputError.of("shape", expected="Chain() or BestFirst(nodes) for n-gram lookup", got=budget.shape,
-                                remedy="an n-gram drafter has no q to sample several drafts from")
+            raise InputError.of(
+                "shape",
+                expected="Chain() or BestFirst(nodes) for n-gram lookup",
+                got=budget.shape,
+                remedy="an n-gram drafter has no q to sample several drafts from",
+            )
         return Provenance.FIXED
 
     def open(self, rows: int) -> NgramSession:

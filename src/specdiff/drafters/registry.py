@@ -24,16 +24,29 @@ class Kind:
 
 _ALL_SHAPES = ("chain", "samples", "siblings", "best-first")
 
-KINDS: Mapping[str, Kind] = MappingProxyType({
-    "none": Kind(summary="no drafter: plain decoding by the same loop", needs_path=False, shapes=()),
-    "ngram": Kind(summary="prompt lookup: repeats what followed the last tokens before", needs_path=False,
-                  shapes=("chain", "best-first")),
-    "autoregressive": Kind(summary="a small causal language model, with the target's tokenizer or another",
-                           needs_path=True, shapes=_ALL_SHAPES),
-    "denoiser": Kind(summary="a one-step masked denoiser trained for the target", needs_path=True, shapes=_ALL_SHAPES),
-    "diffusion": Kind(summary="a masked diffusion LM (Dream, DiffuCoder, LLaDA, DiffuLLaMA, SDAR)", needs_path=True,
-                      shapes=_ALL_SHAPES),
-})
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "none": Kind(summary="no drafter: plain decoding by the same loop", needs_path=False, shapes=()),
+        "ngram": Kind(
+            summary="prompt lookup: repeats what followed the last tokens before",
+            needs_path=False,
+            shapes=("chain", "best-first"),
+        ),
+        "autoregressive": Kind(
+            summary="a small causal language model, with the target's tokenizer or another",
+            needs_path=True,
+            shapes=_ALL_SHAPES,
+        ),
+        "denoiser": Kind(
+            summary="a one-step masked denoiser trained for the target", needs_path=True, shapes=_ALL_SHAPES
+        ),
+        "diffusion": Kind(
+            summary="a masked diffusion LM (Dream, DiffuCoder, LLaDA, DiffuLLaMA, SDAR)",
+            needs_path=True,
+            shapes=_ALL_SHAPES,
+        ),
+    }
+)
 """Every kind by name; read-only."""
 
 

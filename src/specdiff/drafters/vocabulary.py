@@ -54,7 +54,8 @@ def check_same_vocabulary(
         first = sorted(differing.items(), key=lambda item: min(i for i in item[1] if i is not None))[:_SHOWN]
         shown = "; ".join(f"{token!r} has id {a} in the target and {b} in the drafter" for token, (a, b) in first)
         raise PairingError.of(
-            "drafter", expected="token ids that mean the same as the target's",
+            "drafter",
+            expected="token ids that mean the same as the target's",
             got=f"{len(differing)} tokens that differ: {shown}" if differing else "no common token",
             remedy="use a drafter of the target's family, or draft across tokenizers (CrossTokenizerDrafter)",
         )

@@ -25,25 +25,65 @@ from specdiff.errors import ContextOverflowError, InputError
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 
-HONOURED = frozenset({
-    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings", "eos_token_id",
-    "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
-    "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens",
-    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty",
-})
+HONOURED = frozenset(
+    {
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "min_new_tokens",
+        "max_time",
+        "stop_strings",
+        "eos_token_id",
+        "do_sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "top_h",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "bad_words_ids",
+        "sequence_bias",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "exponential_decay_length_penalty",
+    }
+)
 """Fields that `from_generation_config` turns into options."""
 
-NO_INFLUENCE = frozenset({
-    # padding and the shape of the return value are the caller's business; laws are normalised anyway
-    "pad_token_id", "bos_token_id", "decoder_start_token_id", "return_dict_in_generate", "renormalize_logits",
-    # where and how transformers' own loop keeps its cache and compiles; we keep our own cache
-    "use_cache", "cache_config", "max_cache_len", "compile_config", "disable_compile", "low_memory",
-    "prefill_chunk_size", "continuous_batching_config",
-    # settings of transformers' own assisted decoding; asking for it is refused
-    "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
-    "target_lookbehind", "assistant_ensemble_weight", "max_matching_ngram_size",
-    "transformers_version",
-})
+NO_INFLUENCE = frozenset(
+    {
+        # padding and the shape of the return value are the caller's business; laws are normalised anyway
+        "pad_token_id",
+        "bos_token_id",
+        "decoder_start_token_id",
+        "return_dict_in_generate",
+        "renormalize_logits",
+        # where and how transformers' own loop keeps its cache and compiles; we keep our own cache
+        "use_cache",
+        "cache_config",
+        "max_cache_len",
+        "compile_config",
+        "disable_compile",
+        "low_memory",
+        "prefill_chunk_size",
+        "continuous_batching_config",
+        # settings of transformers' own assisted decoding; asking for it is refused
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "assistant_lookbehind",
+        "target_lookbehind",
+        "assistant_ensemble_weight",
+        "max_matching_ngram_size",
+        "transformers_version",
+    }
+)
 """Fields that change no text here, whatever they hold."""
 
 REFUSED = {
@@ -132,8 +172,12 @@ def refuse_unsupported(config: GenerationConfig, *, except_for: Collection[str] 
             continue
         if name == "cache_implementation":
             if value in _ROUNDING_CACHES:
-                raise InputError.of(name, expected="a cache that keeps keys and values as they are", got=value,
-                                    remedy="leave it out; our own cache is used")
+                raise InputError.of(
+                    name,
+                    expected="a cache that keeps keys and values as they are",
+                    got=value,
+                    remedy="leave it out; our own cache is used",
+                )
             continue
         if value is False and name in REFUSED:  # switched off
             continue
@@ -163,8 +207,10 @@ def _total_length(config: GenerationConfig, prompt_length: int) -> int:
         return prompt_length + _value(config, "max_length")
     if config.max_length <= prompt_length:
         raise ContextOverflowError.of(
-            "generation_config.max_length", expected=f"more than the {prompt_length} tokens of the prompt",
-            got=config.max_length, remedy="raise it, or set max_new_tokens",
+            "generation_config.max_length",
+            expected=f"more than the {prompt_length} tokens of the prompt",
+            got=config.max_length,
+            remedy="raise it, or set max_new_tokens",
         )
     return config.max_length
 
@@ -186,25 +232,35 @@ def _ready_processors(
         ready.append(ForcedEOSTokenLogitsProcessor(total, config.forced_eos_token_id, device=str(device)))
     if config.exponential_decay_length_penalty is not None:
         if not ends:
-            raise InputError.of("generation_config.exponential_decay_length_penalty", expected="an EOS id to favour",
-                                got=None, remedy="set eos_token_id")
+            raise InputError.of(
+                "generation_config.exponential_decay_length_penalty",
+                expected="an EOS id to favour",
+                got=None,
+                remedy="set eos_token_id",
+            )
         penalty = config.exponential_decay_length_penalty
         ready.append(ExponentialDecayLengthPenalty(penalty, list(ends), prompt_length))
     if config.suppress_tokens is not None:
         ready.append(SuppressTokensLogitsProcessor(config.suppress_tokens, device=str(device)))
     if config.begin_suppress_tokens is not None:
         late = prompt_length <= 1 and config.forced_bos_token_id is not None
-        ready.append(SuppressTokensAtBeginLogitsProcessor(
-            config.begin_suppress_tokens, prompt_length + int(late), device=str(device)
-        ))
+        ready.append(
+            SuppressTokensAtBeginLogitsProcessor(
+                config.begin_suppress_tokens, prompt_length + int(late), device=str(device)
+            )
+        )
     return ready
 
 
 def _sampling(config: GenerationConfig, minimum: int, ready: Sequence[LogitsProcessor]) -> SamplingOptions:
     sample, temperature = bool(_value(config, "do_sample")), _value(config, "temperature")
     if sample and temperature == 0:
-        raise InputError.of("generation_config.temperature", expected="a number > 0 with do_sample=True",
-                            got=temperature, remedy="use do_sample=False for argmax")
+        raise InputError.of(
+            "generation_config.temperature",
+            expected="a number > 0 with do_sample=True",
+            got=temperature,
+            remedy="use do_sample=False for argmax",
+        )
     given: Any = config.sequence_bias or {}
     bias: dict[int | tuple[int, ...], float] = (
         given if isinstance(given, dict) else {tuple(ids): value for ids, value in given}

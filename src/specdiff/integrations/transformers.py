@@ -69,33 +69,67 @@ from specdiff.types import Budget
 from specdiff.verify.base import Rule
 from specdiff.verify.registry import get
 
-_DONE_BY_GENERATE = frozenset({
-    "num_return_sequences", "watermarking_config", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size",
-    "token_healing",
-})
+_DONE_BY_GENERATE = frozenset(
+    {
+        "num_return_sequences",
+        "watermarking_config",
+        "encoder_repetition_penalty",
+        "encoder_no_repeat_ngram_size",
+        "token_healing",
+    }
+)
 # Exactly these look at one row at a time; any other processor is shown the whole batch, with this row in it.
-_ROW_BY_ROW = frozenset({
-    EpsilonLogitsWarper, EtaLogitsWarper, ExponentialDecayLengthPenalty, ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor, LogitNormalization, MaxTimeCriteria, MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor, MinPLogitsWarper, NoBadWordsLogitsProcessor, NoRepeatNGramLogitsProcessor,
-    SequenceBiasLogitsProcessor, StopStringCriteria, SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor, TemperatureLogitsWarper, TopHLogitsWarper, TopKLogitsWarper, TopPLogitsWarper,
-    TypicalLogitsWarper,
-})
+_ROW_BY_ROW = frozenset(
+    {
+        EpsilonLogitsWarper,
+        EtaLogitsWarper,
+        ExponentialDecayLengthPenalty,
+        ForcedBOSTokenLogitsProcessor,
+        ForcedEOSTokenLogitsProcessor,
+        LogitNormalization,
+        MaxTimeCriteria,
+        MinLengthLogitsProcessor,
+        MinNewTokensLengthLogitsProcessor,
+        MinPLogitsWarper,
+        NoBadWordsLogitsProcessor,
+        NoRepeatNGramLogitsProcessor,
+        SequenceBiasLogitsProcessor,
+        StopStringCriteria,
+        SuppressTokensAtBeginLogitsProcessor,
+        SuppressTokensLogitsProcessor,
+        TemperatureLogitsWarper,
+        TopHLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+        TypicalLogitsWarper,
+    }
+)
 # These remember what they were called with before, or need a batch of another shape.
-_STATEFUL = frozenset({
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor", "ClassifierFreeGuidanceLogitsProcessor",
-    "SynthIDTextWatermarkLogitsProcessor", "WhisperTimeStampLogitsProcessor", "WhisperNoSpeechDetection",
-    "AlternatingCodebooksLogitsProcessor", "BarkEosPrioritizerLogitsProcessor",
-    "DiaClassifierFreeGuidanceLogitsProcessor", "DiaEOSChannelFilterLogitsProcessor",
-    "DiaEOSDelayPatternLogitsProcessor",
-})
+_STATEFUL = frozenset(
+    {
+        "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+        "ClassifierFreeGuidanceLogitsProcessor",
+        "SynthIDTextWatermarkLogitsProcessor",
+        "WhisperTimeStampLogitsProcessor",
+        "WhisperNoSpeechDetection",
+        "AlternatingCodebooksLogitsProcessor",
+        "BarkEosPrioritizerLogitsProcessor",
+        "DiaClassifierFreeGuidanceLogitsProcessor",
+        "DiaEOSChannelFilterLogitsProcessor",
+        "DiaEOSDelayPatternLogitsProcessor",
+    }
+)
 _PREPARED = frozenset({"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"})
 
 
 def speculative_generate(
-    *, drafter: Drafter | None, gamma: int | None = None, budget: Budget | None = None, rule: str | Rule = "auto",
-    seed: int | None = None, generator: torch.Generator | None = None,
+    *,
+    drafter: Drafter | None,
+    gamma: int | None = None,
+    budget: Budget | None = None,
+    rule: str | Rule = "auto",
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
     on_round: Callable[[RoundEvent], None] | None = None,
 ) -> Callable[..., Tensor | GenerateDecoderOnlyOutput]:
     """Return a function for ``model.generate(..., custom_generate=...)``.
@@ -113,7 +147,13 @@ def speculative_generate(
         A callable; each of these arguments may also be passed to ``generate`` itself, and then has precedence.
     """
     return functools.partial(
-        generate_speculatively, drafter=drafter, gamma=gamma, budget=budget, rule=rule, seed=seed, generator=generator,
+        generate_speculatively,
+        drafter=drafter,
+        gamma=gamma,
+        budget=budget,
+        rule=rule,
+        seed=seed,
+        generator=generator,
         on_round=on_round,
     )
 
@@ -185,8 +225,12 @@ def generate_speculatively(
         for row, prompt in enumerate(prompts)
     ]
     loop = DecodeLoop(
-        target, drafter, requests, budget=_budget(drafter, gamma, budget, greedy=greedy),
-        rule=None if rule == "auto" else get(rule) if isinstance(rule, str) else rule, on_round=on_round,
+        target,
+        drafter,
+        requests,
+        budget=_budget(drafter, gamma, budget, greedy=greedy),
+        rule=None if rule == "auto" else get(rule) if isinstance(rule, str) else rule,
+        on_round=on_round,
     )
     pad = generation_config._pad_token_tensor
     output = _Output(input_ids, None if pad is None else int(pad), streamer)
@@ -206,21 +250,27 @@ def _dropped_on_the_way(caller: Any) -> Any:
     given = caller.f_locals if caller.f_code.co_name == "generate" else {}
     for name in ("assistant_model", "synced_gpus"):
         if given.get(name):
-            raise InputError.of(name, expected="None", got=type(given[name]).__name__,
-                                remedy="leave it out; the drafter is an argument of speculative_generate")
+            raise InputError.of(
+                name,
+                expected="None",
+                got=type(given[name]).__name__,
+                remedy="leave it out; the drafter is an argument of speculative_generate",
+            )
     return given.get("streamer")
 
 
 def _refuse_model_kwargs(model_kwargs: dict[str, Any]) -> None:
     for name, value in model_kwargs.items():
         if value is not None and name not in _PREPARED:
-            raise InputError.of(name, expected="token ids and an attention mask only", got=type(value).__name__,
-                                remedy="leave it out")
+            raise InputError.of(
+                name, expected="token ids and an attention mask only", got=type(value).__name__, remedy="leave it out"
+            )
     for name in ("cache", "past_key_values"):
         cache = model_kwargs.get(name)
         if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-            raise InputError.of(name, expected="none", got=type(cache).__name__,
-                                remedy="leave it out; our own cache is used")
+            raise InputError.of(
+                name, expected="none", got=type(cache).__name__, remedy="leave it out; our own cache is used"
+            )
 
 
 def _unpadded(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Tensor]:
@@ -229,15 +279,23 @@ def _unpadded(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Tensor]:
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.cpu()
     if mask.shape != ids.shape or bool((mask.long().diff(dim=1) < 0).any()) or bool((mask[:, -1:] == 0).any()):
-        raise InputError.of("attention_mask", expected=f"{list(ids.shape)}, zeros on the left only", got=mask.tolist(),
-                            remedy="set padding_side='left' in the tokenizer, and give every row a prompt")
+        raise InputError.of(
+            "attention_mask",
+            expected=f"{list(ids.shape)}, zeros on the left only",
+            got=mask.tolist(),
+            remedy="set padding_side='left' in the tokenizer, and give every row a prompt",
+        )
     prompts = [row[keep.bool()] for row, keep in zip(ids, mask, strict=True)]
     positions = model_kwargs.get("position_ids")
     if positions is not None:
         for prompt, row in zip(prompts, positions.cpu().expand(ids.shape[0], -1), strict=True):
             if not torch.equal(row[-prompt.numel() :], torch.arange(prompt.numel())):
-                raise InputError.of("position_ids", expected="0, 1, 2, ... from the first token", got=row.tolist(),
-                                    remedy="leave them out")
+                raise InputError.of(
+                    "position_ids",
+                    expected="0, 1, 2, ... from the first token",
+                    got=row.tolist(),
+                    remedy="leave them out",
+                )
     return prompts
 
 
@@ -282,8 +340,12 @@ def _row_processors(
 ) -> list[LogitsProcessor]:
     stateful = [type(p).__name__ for p in processors if type(p).__name__ in _STATEFUL]
     if stateful:
-        raise InputError.of("logits_processor", expected="functions of ids and scores", got=stateful,
-                            remedy="leave them out: a draft asks for rows in no fixed order")
+        raise InputError.of(
+            "logits_processor",
+            expected="functions of ids and scores",
+            got=stateful,
+            remedy="leave them out: a draft asks for rows in no fixed order",
+        )
     if input_ids.shape[0] == 1:
         return list(processors)
     return [_RowProcessor(p, input_ids, row, prompt) for p in processors]
@@ -304,15 +366,17 @@ class _StopPlan:
         return StopOptions(max_new_tokens=self.max_new, stop_ids=self._eos, ignore_eos=True, criteria=criteria)
 
 
-def _check_padding(
-    stops: _StopPlan, target: CausalTarget, prompts: Sequence[Tensor], config: GenerationConfig
-) -> None:
+def _check_padding(stops: _StopPlan, target: CausalTarget, prompts: Sequence[Tensor], config: GenerationConfig) -> None:
     """Ask for a padding id while nothing is lost, where rows may end unevenly (by EOS: ``generate`` has one then)."""
     lengths = [p.numel() for p in prompts]
     overflow = target.context is not None and max(lengths) + stops.max_new > target.context
     if len(prompts) > 1 and config._pad_token_tensor is None and (stops.others or overflow):
-        raise InputError.of("pad_token_id", expected="an id to fill rows that end early", got=None,
-                            remedy="pass pad_token_id to generate")
+        raise InputError.of(
+            "pad_token_id",
+            expected="an id to fill rows that end early",
+            got=None,
+            remedy="pass pad_token_id to generate",
+        )
 
 
 class _Output:

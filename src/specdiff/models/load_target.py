@@ -110,8 +110,10 @@ def _check_options(*, device: Any, device_map: Any, tp_plan: Any, attention: str
         )
     if attention not in (None, "sdpa", "eager"):
         raise InputError.of(
-            "attn_implementation", expected="'sdpa' or 'eager', which take the 4-D masks that token trees need",
-            got=attention, remedy="leave it out",
+            "attn_implementation",
+            expected="'sdpa' or 'eager', which take the 4-D masks that token trees need",
+            got=attention,
+            remedy="leave it out",
         )
 
 
@@ -154,5 +156,3 @@ def _check_complete(report: dict[str, Any], source: str) -> None:
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise CheckpointError(f"target: {source!r} lacks {len(missing)} tensors ({shown}); fetch the model again")
-
-

@@ -150,7 +150,9 @@ class CausalTarget:
         bad = [i for i in feature_layers if not 0 <= i < layers]
         if bad:
             raise InputError.of(
-                "feature_layers", expected=f"layers 0..{layers - 1}", got=bad,
+                "feature_layers",
+                expected=f"layers 0..{layers - 1}",
+                got=bad,
                 remedy="use a drafter made for this target",
             )
         return CausalTargetSession(self, rows, feature_layers)

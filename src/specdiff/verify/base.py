@@ -67,18 +67,24 @@ def check(rule: Rule, provenance: Provenance, *, greedy: bool, tree: bool = Fals
     """
     if rule.greedy_only and not greedy:
         raise PairingError.of(
-            "rule", expected="a rule that is exact at temperature > 0", got=rule.name,
+            "rule",
+            expected="a rule that is exact at temperature > 0",
+            got=rule.name,
             remedy="use rule='auto' or rule='walk', or temperature 0",
         )
     if provenance not in rule.exact_for:
         fits = ", ".join(sorted(p.value for p in rule.exact_for))
         raise PairingError.of(
-            "rule", expected=f"a rule that is exact for a {provenance.value!r} draft", got=rule.name,
+            "rule",
+            expected=f"a rule that is exact for a {provenance.value!r} draft",
+            got=rule.name,
             remedy=f"{rule.name} is exact for: {fits}; use rule='auto', or a draft shape that {rule.name} fits",
         )
     if rule.needs_chain and tree:
         raise PairingError.of(
-            "rule", expected="a rule that verifies trees, as this draft may branch", got=rule.name,
+            "rule",
+            expected="a rule that verifies trees, as this draft may branch",
+            got=rule.name,
             remedy="use rule='walk', which accepts at least as much on any tree, or a chain-shaped draft",
         )
 

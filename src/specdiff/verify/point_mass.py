@@ -29,7 +29,9 @@ class PointMass:
         """
         if not draft.tree.is_chain:
             raise PairingError.of(
-                "draft", expected="a chain (point_mass looks at one path only)", got=f"{len(draft.tree)} nodes",
+                "draft",
+                expected="a chain (point_mass looks at one path only)",
+                got=f"{len(draft.tree)} nodes",
                 remedy="use rule='walk', which accepts at least as much on any tree, or a chain-shaped draft",
             )
         return accept_path(range(len(draft.tree)), draft, law, random)

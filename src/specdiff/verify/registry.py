@@ -19,35 +19,45 @@ from specdiff.verify.walk import Walk
 from specdiff.verify.without_replacement import WithoutReplacement
 
 _ALL: tuple[Rule, ...] = (
-    Match(), Ratio(), Block(), PointMass(), SelfSelection(), Walk(), MultiRound(), WithoutReplacement(), Traversal(),
+    Match(),
+    Ratio(),
+    Block(),
+    PointMass(),
+    SelfSelection(),
+    Walk(),
+    MultiRound(),
+    WithoutReplacement(),
+    Traversal(),
 )
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})
 """Every rule by name; read-only."""
 
 # Why, in numbers: docs/toy_table.md (accepted tokens a round at temperature 1, targets of three sharpnesses).
-_AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType({
-    Provenance.FIXED: (
-        "walk",
-        "no q to use: the walk accepts the p-mass of all nodes, the most that any lossless rule can, 0.2 to 0.5 tokens "
-        "more than self-selection over the same tree",
-    ),
-    Provenance.CHAIN: (
-        "block",
-        "one chain with its q: block verification never accepts less than the ratio rule, up to 0.17 tokens more, and "
-        "is optimal for one path",
-    ),
-    Provenance.IID: (
-        "multi_round",
-        "independent draws with their q: testing each against what is left of p accepts 0.5 to 1.7 tokens more than a "
-        "walk over the same tree (traversal, by name: up to 0.2 more still, for two to three times the checking time)",
-    ),
-    Provenance.WITHOUT_REPLACEMENT: (
-        "without_replacement",
-        "distinct siblings with their q: at 2-2-2-2, 0.3 to 0.7 tokens more than block on one chain (traversal, by "
-        "name: up to 0.24 more still, for two to three times the checking time)",
-    ),
-})
+_AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType(
+    {
+        Provenance.FIXED: (
+            "walk",
+            "no q to use: the walk accepts the p-mass of all nodes, the most that any lossless rule can, 0.2 to 0.5 tokens "
+            "more than self-selection over the same tree",
+        ),
+        Provenance.CHAIN: (
+            "block",
+            "one chain with its q: block verification never accepts less than the ratio rule, up to 0.17 tokens more, and "
+            "is optimal for one path",
+        ),
+        Provenance.IID: (
+            "multi_round",
+            "independent draws with their q: testing each against what is left of p accepts 0.5 to 1.7 tokens more than a "
+            "walk over the same tree (traversal, by name: up to 0.2 more still, for two to three times the checking time)",
+        ),
+        Provenance.WITHOUT_REPLACEMENT: (
+            "without_replacement",
+            "distinct siblings with their q: at 2-2-2-2, 0.3 to 0.7 tokens more than block on one chain (traversal, by "
+            "name: up to 0.24 more still, for two to three times the checking time)",
+        ),
+    }
+)
 _FIXED_CHAIN = "one path without q: the walk is point-mass acceptance, with one draw a node instead of coin and draw"
 
 
@@ -59,7 +69,9 @@ def get(name: str) -> Rule:
     """
     if name not in RULES:
         raise InputError.of(
-            "rule", expected="one of " + ", ".join(sorted(RULES)), got=name,
+            "rule",
+            expected="one of " + ", ".join(sorted(RULES)),
+            got=name,
             remedy="use one of these names, or 'auto' to choose by draft and temperature",
         )
     return RULES[name]

@@ -40,26 +40,44 @@ class MaskedDenoiserConfig:
     def __post_init__(self) -> None:
         _require("vocab_size", self.vocab_size, _is_count(self.vocab_size), "a positive integer", "fix config.json")
         _require(
-            "mask_id", self.mask_id, _is_id(self.mask_id) and self.mask_id < self.vocab_size,
+            "mask_id",
+            self.mask_id,
+            _is_id(self.mask_id) and self.mask_id < self.vocab_size,
             f"an id in [0, {self.vocab_size}), the rows of the embedding table",
             "pass the mask_id that the weights were trained with",
         )
         _require(
-            "mask_id", self.mask_id, self.mask_id not in self.eos_ids, f"an id that is no EOS id {self.eos_ids}",
+            "mask_id",
+            self.mask_id,
+            self.mask_id not in self.eos_ids,
+            f"an id that is no EOS id {self.eos_ids}",
             "a model that reads EOS as a mask cannot draft; pass the mask_id that the weights were trained with",
         )
         _require("shift", self.shift, isinstance(self.shift, bool), "True or False", "see the model's card")
-        _require("attention", self.attention, self.attention in get_args(Attention), "'full' or 'block'",
-                 "see the model's card")
+        _require(
+            "attention",
+            self.attention,
+            self.attention in get_args(Attention),
+            "'full' or 'block'",
+            "see the model's card",
+        )
         fits = self.block_size > 1 if self.attention == "block" else self.block_size == 1
         _require(
-            "block_size", self.block_size, _is_count(self.block_size) and fits,
-            "an integer > 1 with attention='block', 1 with attention='full'", "see the model's card",
+            "block_size",
+            self.block_size,
+            _is_count(self.block_size) and fits,
+            "an integer > 1 with attention='block', 1 with attention='full'",
+            "see the model's card",
         )
         if self.context is not None:
             least = 2 * self.block_size + 2
-            _require("context", self.context, _is_count(self.context) and self.context >= least,
-                     f"None or an integer >= {least}", "fix config.json")
+            _require(
+                "context",
+                self.context,
+                _is_count(self.context) and self.context >= least,
+                f"None or an integer >= {least}",
+                "fix config.json",
+            )
 
     @property
     def crop_step(self) -> int | None:

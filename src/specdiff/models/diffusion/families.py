@@ -194,12 +194,18 @@ def find_family(raw: Raw, asked: str | None = None) -> Family:
     if name is not None:
         family = FAMILIES.get(_ALIASES.get(name, name))
         if family is None:
-            raise InputError.of("family", expected="one of " + ", ".join([*FAMILIES, *_ALIASES]), got=name,
-                                remedy="leave it out to have it told by config.json")
+            raise InputError.of(
+                "family",
+                expected="one of " + ", ".join([*FAMILIES, *_ALIASES]),
+                got=name,
+                remedy="leave it out to have it told by config.json",
+            )
         if model_type not in family.model_types:
             raise PairingError.of(
-                "family", expected=f"a checkpoint of model type {' or '.join(sorted(family.model_types))} for {name!r}",
-                got=model_type, remedy="leave the family out to have it told by config.json",
+                "family",
+                expected=f"a checkpoint of model type {' or '.join(sorted(family.model_types))} for {name!r}",
+                got=model_type,
+                remedy="leave the family out to have it told by config.json",
             )
         return family
     for family in _ALL:

@@ -78,7 +78,9 @@ def _mask_id(directory: Path, raw: Mapping[str, Any], kind: Family, vocab_size: 
     stated, tokenizers = raw.get("mask_token_id"), tokenizer_mask_id(directory)
     if stated is not None and tokenizers is not None and stated != tokenizers:
         raise PairingError.of(
-            "mask_id", expected=f"one mask id, config.json says {stated}", got=f"{tokenizers} in tokenizer_config.json",
+            "mask_id",
+            expected=f"one mask id, config.json says {stated}",
+            got=f"{tokenizers} in tokenizer_config.json",
             remedy="pass the mask_id that the weights were trained with",
         )
     for found in (stated, tokenizers):
@@ -86,7 +88,9 @@ def _mask_id(directory: Path, raw: Mapping[str, Any], kind: Family, vocab_size: 
             return found
     if kind.mask_id >= vocab_size:
         raise InputError.of(
-            "mask_id", expected=f"a mask token id in {CONFIG_NAME} or tokenizer_config.json", got=None,
+            "mask_id",
+            expected=f"a mask token id in {CONFIG_NAME} or tokenizer_config.json",
+            got=None,
             remedy=f"pass mask_id; {kind.mask_id}, that of the published {kind.name} models, is beyond this "
             f"vocabulary of {vocab_size}",
         )

@@ -43,7 +43,9 @@ def merge_lora(denoiser: DiffusionLM, directory: str | Path) -> DiffusionLM:
         import peft
     except ImportError as error:
         raise InputError.of(
-            "peft", expected="the package 'peft', which reads LoRA adapters", got="no such package",
+            "peft",
+            expected="the package 'peft', which reads LoRA adapters",
+            got="no such package",
             remedy="install specdiff with its 'peft' extra",
         ) from error
     directory = Path(directory)

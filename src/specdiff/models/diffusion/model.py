@@ -75,7 +75,12 @@ class DiffusionLM(nn.Module):
         """
         directory = Path(directory)
         config, kind, raw, module = read_config(
-            directory, family=family, mask_id=mask_id, shift=shift, attention=attention, block_size=block_size,
+            directory,
+            family=family,
+            mask_id=mask_id,
+            shift=shift,
+            attention=attention,
+            block_size=block_size,
             name=name,
         )
         backbone = load_backbone(
@@ -131,8 +136,10 @@ class DiffusionLM(nn.Module):
         dtype = self.backbone.lm_head.weight.dtype
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
         hidden = self.decoder(
-            input_ids=tokens.to(self.device), attention_mask=mask.to(self.device),
-            position_ids=torch.arange(size, device=self.device).expand(len(sequences), -1), use_cache=False,
+            input_ids=tokens.to(self.device),
+            attention_mask=mask.to(self.device),
+            position_ids=torch.arange(size, device=self.device).expand(len(sequences), -1),
+            use_cache=False,
         ).last_hidden_state
         picked = [hidden[row, start - shift : stop - shift] for row, (start, stop) in enumerate(spans)]
         return list(self.head(torch.cat(picked)).split([p.shape[0] for p in picked]))

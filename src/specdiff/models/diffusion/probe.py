@@ -79,8 +79,9 @@ def copy_probe(denoiser: Probed, *, rival_mask_ids: Sequence[int] = (), strict: 
     config = denoiser.config
     sequences = _sequences(config)
     if sequences is None:
-        return ProbeReport(state=ProbeState.INCONCLUSIVE, message="the vocabulary is too small to probe", right=0.0,
-                           wrong=0.0)
+        return ProbeReport(
+            state=ProbeState.INCONCLUSIVE, message="the vocabulary is too small to probe", right=0.0, wrong=0.0
+        )
     # one masked token a sequence, in the third of four repetitions, at every place of the pattern
     places = [2 * _PATTERN + i % _PATTERN for i in range(_SEQUENCES)]
     before, own = _shares(denoiser, sequences, places, config.mask_id)
@@ -105,14 +106,10 @@ def _sequences(config: MaskedDenoiserConfig) -> list[Tensor] | None:
     if len(ids) < _PATTERN:
         return None
     generator = torch.Generator().manual_seed(0)
-    return [
-        ids[torch.randperm(len(ids), generator=generator)[:_PATTERN]].repeat(_REPEATS) for _ in range(_SEQUENCES)
-    ]
+    return [ids[torch.randperm(len(ids), generator=generator)[:_PATTERN]].repeat(_REPEATS) for _ in range(_SEQUENCES)]
 
 
-def _shares(
-    denoiser: Probed, sequences: Sequence[Tensor], places: Sequence[int], mask_id: int
-) -> tuple[float, float]:
+def _shares(denoiser: Probed, sequences: Sequence[Tensor], places: Sequence[int], mask_id: int) -> tuple[float, float]:
     """Share of the hidden token at the row before it and at its own row."""
     shift = int(denoiser.config.shift)
     hidden = [s.index_fill(0, torch.tensor([i]), mask_id) for s, i in zip(sequences, places, strict=True)]
@@ -137,7 +134,10 @@ def _share(rows: Sequence[Tensor], answers: Sequence[int]) -> float:
 
 
 def _conclude(
-    config: MaskedDenoiserConfig, right: float, wrong: float, rivals: tuple[tuple[int, float], ...],
+    config: MaskedDenoiserConfig,
+    right: float,
+    wrong: float,
+    rivals: tuple[tuple[int, float], ...],
     unmasked: float | None,
 ) -> ProbeReport:
     state, message = ProbeState.INCONCLUSIVE, "the weights do not copy a repeated pattern, so nothing can be concluded"

@@ -46,8 +46,12 @@ class PrefixWindows:
     def __init__(self, model: DiffusionLM, rows: int, *, refresh: int | None = None) -> None:
         blocks = model.config.attention == "block"
         if refresh is not None and blocks:
-            raise InputError.of("refresh", expected="None for block-causal attention", got=refresh,
-                                remedy="leave it out: the prefix cache of this model is exact and needs no refresh")
+            raise InputError.of(
+                "refresh",
+                expected="None for block-causal attention",
+                got=refresh,
+                remedy="leave it out: the prefix cache of this model is exact and needs no refresh",
+            )
         if refresh is not None and refresh < 1:
             raise InputError.of("refresh", expected="an integer >= 1", got=refresh, remedy="1 recomputes every round")
         self._model, self._rows, self._refresh = model, rows, refresh
