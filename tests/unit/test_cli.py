@@ -103,9 +103,15 @@ def test_compare_prints_a_ratio_against_the_fastest(target):
     assert row["speedup"] > 0
 
 
-@pytest.mark.parametrize(("text", "shape"), [
-    ("chain", Chain()), ("samples:8", Samples(8)), ("siblings:6,2,1", Siblings((6, 2, 1))), ("best-first:24", BestFirst(24)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("chain", Chain()),
+        ("samples:8", Samples(8)),
+        ("siblings:6,2,1", Siblings((6, 2, 1))),
+        ("best-first:24", BestFirst(24)),
+    ],
+)
 def test_shapes(text, shape):
     assert parse_shape(text) == shape
 
@@ -116,11 +122,26 @@ def test_unknown_shapes_are_refused(text):
         parse_shape(text)
 
 
-@pytest.mark.parametrize("arguments", [
-    ("--temperature", "-1"), ("--top-p", "0"), ("--top-p", "1.5"), ("--gamma", "0"), ("--shape", "samples:0"),
-    ("--rule", "nonsense"), ("-n", "0"), ("--draft-temperature", "0"), ("--dtype", "int8"), ("--compare-dtypes", "bf16"),
-    ("--limit", "2"), ("--shape", "samples:3"), ("--min-p", "2"), ("--repetition-penalty", "0"), ("--top-k", "0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--temperature", "-1"),
+        ("--top-p", "0"),
+        ("--top-p", "1.5"),
+        ("--gamma", "0"),
+        ("--shape", "samples:0"),
+        ("--rule", "nonsense"),
+        ("-n", "0"),
+        ("--draft-temperature", "0"),
+        ("--dtype", "int8"),
+        ("--compare-dtypes", "bf16"),
+        ("--limit", "2"),
+        ("--shape", "samples:3"),
+        ("--min-p", "2"),
+        ("--repetition-penalty", "0"),
+        ("--top-k", "0"),
+    ],
+)
 def test_bad_options_are_refused(target, arguments):
     done = generate(target, *arguments, "x")
     assert isinstance(done.exception, InputError), done.output

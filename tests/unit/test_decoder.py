@@ -57,10 +57,18 @@ def test_greedy_text_does_not_depend_on_drafter_shape_or_rule():
             assert decoder(rule=rule, budget=budget).generate("The fox", max_new_tokens=20).tokens == plain
 
 
-@pytest.mark.parametrize(("prompts", "single", "count"), [
-    ("a", True, 1), (["a", "b"], False, 2), ([1, 2], True, 1), (torch.tensor([1, 2]), True, 1),
-    (torch.tensor([[1, 2], [3, 4]]), False, 2), ([{"role": "user", "content": "a"}], True, 1), ([[1], [2, 3]], False, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompts", "single", "count"),
+    [
+        ("a", True, 1),
+        (["a", "b"], False, 2),
+        ([1, 2], True, 1),
+        (torch.tensor([1, 2]), True, 1),
+        (torch.tensor([[1, 2], [3, 4]]), False, 2),
+        ([{"role": "user", "content": "a"}], True, 1),
+        ([[1], [2, 3]], False, 2),
+    ],
+)
 def test_one_prompt_is_told_from_many(prompts, single, count):
     told, batch = as_batch(prompts)
     assert (told, len(batch)) == (single, count)
@@ -100,11 +108,18 @@ def test_a_prompt_that_fills_the_context_is_refused_and_a_text_ends_at_it():
     assert (len(done.tokens), done.finish) == (3, FinishReason.CONTEXT)
 
 
-@pytest.mark.parametrize("budget", [
-    Budget(gamma=0, shape=Chain()), Budget(gamma=2, shape=Samples(0)), Budget(gamma=2, shape=BestFirst(0)),
-    Budget(gamma=2, shape=Siblings(())), Budget(gamma=2, shape=Siblings((2, 0))),
-    Budget(gamma=2, shape=Chain(), temperature=0.0), Budget(gamma=2, shape=Chain(), temperature=float("nan")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "budget",
+    [
+        Budget(gamma=0, shape=Chain()),
+        Budget(gamma=2, shape=Samples(0)),
+        Budget(gamma=2, shape=BestFirst(0)),
+        Budget(gamma=2, shape=Siblings(())),
+        Budget(gamma=2, shape=Siblings((2, 0))),
+        Budget(gamma=2, shape=Chain(), temperature=0.0),
+        Budget(gamma=2, shape=Chain(), temperature=float("nan")),
+    ],
+)
 def test_budgets_that_mean_nothing_are_refused(budget):
     with pytest.raises(InputError, match="expected"):
         Settings(budget=budget)

@@ -38,18 +38,19 @@ _AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType(
     {
         Provenance.FIXED: (
             "walk",
-            "no q to use: the walk accepts the p-mass of all nodes, the most that any lossless rule can, 0.2 to 0.5 tokens "
-            "more than self-selection over the same tree",
+            "no q to use: the walk accepts the p-mass of all nodes, the most that any lossless rule can, 0.2 to 0.5 "
+            "tokens more than self-selection over the same tree",
         ),
         Provenance.CHAIN: (
             "block",
-            "one chain with its q: block verification never accepts less than the ratio rule, up to 0.17 tokens more, and "
-            "is optimal for one path",
+            "one chain with its q: block verification never accepts less than the ratio rule, up to 0.17 tokens more, "
+            "and is optimal for one path",
         ),
         Provenance.IID: (
             "multi_round",
-            "independent draws with their q: testing each against what is left of p accepts 0.5 to 1.7 tokens more than a "
-            "walk over the same tree (traversal, by name: up to 0.2 more still, for two to three times the checking time)",
+            "independent draws with their q: testing each against what is left of p accepts 0.5 to 1.7 tokens more than "
+            "a walk over the same tree (traversal, by name: up to 0.2 more still, for two to three times the checking "
+            "time)",
         ),
         Provenance.WITHOUT_REPLACEMENT: (
             "without_replacement",
