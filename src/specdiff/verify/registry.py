@@ -48,9 +48,9 @@ _AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType(
         ),
         Provenance.IID: (
             "multi_round",
-            "independent draws with their q: testing each against what is left of p accepts 0.5 to 1.7 tokens more than "
-            "a walk over the same tree (traversal, by name: up to 0.2 more still, for two to three times the checking "
-            "time)",
+            "independent draws with their q: testing each against what is left of p accepts 0.5 to 1.7 tokens more "
+            "than a walk over the same tree (traversal, by name: up to 0.2 more still, for two to three times the "
+            "checking time)",
         ),
         Provenance.WITHOUT_REPLACEMENT: (
             "without_replacement",
