@@ -218,9 +218,10 @@ def report(results: Sequence[dict[Key, float]], command: str) -> str:
                 "# Toy table: expected accepted tokens of every rule",
                 f"Made by `{command}`.",
                 f"Accepted drafted tokens a round, without the extra one. V = {VOCAB}, gamma = {GAMMA}; target: an "
-                f"independent Dirichlet(a) row for every prefix, {targets} targets for each a; q_j = 0.9 x the target's "
-                "own marginal at position j + 0.1 uniform, then draft temperature T (best-first trees are built at T = 1). "
-                "Rules on one shape verify the same drafts. Mean ± half-width of the 95 % interval over targets.",
+                f"independent Dirichlet(a) row for every prefix, {targets} targets for each a; q_j = 0.9 x the "
+                "target's own marginal at position j + 0.1 uniform, then draft temperature T (best-first trees are "
+                "built at T = 1). Rules on one shape verify the same drafts. Mean ± half-width of the 95 % interval "
+                "over targets.",
                 table("rule, draft", accepted),
                 "Nodes of the tree that the target scores:",
                 table("draft", nodes),
