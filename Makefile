@@ -48,7 +48,7 @@ imports: $(BIN)/.dev
 	$(BIN)/lint-imports
 
 docs: $(BIN)/.dev
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: lint types imports test docs
 
