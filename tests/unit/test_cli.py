@@ -99,6 +99,8 @@ def test_compare_prints_a_ratio_against_the_fastest(target):
     row = json.loads(done.stdout)
     assert set(row["tokens"]) == {"specdiff", "plain loop, float32", "transformers generate, float32"}
     assert {tuple(t) for t in row["tokens"].values()} == {(12,)}
+    more = json.loads(generate(target, "--compare", "--compare-dtypes", "bf16,fp32", "--json", "The quick").stdout)
+    assert set(more["tokens"]) == set(row["tokens"]) | {"plain loop, bfloat16", "transformers generate, bfloat16"}
     assert row["fastest_plain"] in row["tokens"]
     assert row["speedup"] > 0
 

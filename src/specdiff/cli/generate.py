@@ -23,7 +23,6 @@ from specdiff.control.defaults import default_budget
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder
 from specdiff.errors import InputError
 from specdiff.loading import load
-from specdiff.models.load_target import load_target
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget
@@ -192,18 +191,15 @@ def _baselines(
     seed: int,
     device: str | None,
 ) -> dict[str, Method]:
-    loaded = str(decoder.target.model.dtype).removeprefix("torch.")  # type: ignore[attr-defined]
-    methods: dict[str, Method] = {
-        f"plain loop, {loaded}": plain_loop(decoder, sampling, stop, seed),
-        f"transformers generate, {loaded}": transformers_generate(decoder.target.model, sampling, stop),  # type: ignore[attr-defined]
-    }
-    for dtype in (dtypes or "").split(",") if dtypes else []:
-        other, tokenizer = load_target(target, dtype=dtype, device=device)
-        name = str(other.model.dtype).removeprefix("torch.")
-        if name != loaded:
-            plain = SpeculativeDecoder(other, None, tokenizer)
-            methods[f"plain loop, {name}"] = plain_loop(plain, sampling, stop, seed)
-            methods[f"transformers generate, {name}"] = transformers_generate(other.model, sampling, stop)
+    methods: dict[str, Method] = {}
+    plain = SpeculativeDecoder(decoder.target, None, decoder.tokenizer)
+    for dtype in [None, *(dtypes or "").split(",")] if dtypes else [None]:
+        if dtype is not None:
+            plain = load(target, "none", dtype=dtype, device=device)
+        model = plain.target.model  # type: ignore[attr-defined]
+        name = str(model.dtype).removeprefix("torch.")
+        methods.setdefault(f"plain loop, {name}", plain_loop(plain, sampling, stop, seed))
+        methods.setdefault(f"transformers generate, {name}", transformers_generate(model, sampling, stop))
     return methods
 
 
