@@ -5,8 +5,8 @@ sequences run as rows of one batch, each from its own seed; their first three an
 to the law computed from the table alone, by a chi-square test at 1e-6 (cells that expect fewer than 5 are pooled).
 
 The default suite runs every pair of drafter and rule once, with few sequences; ``-m proof`` runs every pair at every
-gamma and temperature with 200,000 (``SPECDIFF_LAW_SEQUENCES`` changes that number: the whole takes about half a
-millisecond a sequence on one core).
+gamma and temperature with 200,000 (``SPECDIFF_LAW_SEQUENCES`` changes that number: a sequence takes about a millisecond
+of one core, the whole of it more than a day).
 """
 
 from __future__ import annotations
