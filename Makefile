@@ -19,7 +19,7 @@ $(BIN)/.dev: $(BIN)/.core
 	touch $@
 
 demo: $(BIN)/.core  ## answer a prompt with the embedded default pair, streaming, with a summary
-	$(BIN)/specdiff generate --chat -n 128 --compare "Natalia sold 48 clips in April, and half as many in May. How many clips did she sell altogether? Explain step by step."
+	$(BIN)/specdiff generate --chat -n 128 --compare "A bakery packs rolls in bags of 6. It baked 150 rolls and sold 17 bags. How many rolls are left? Explain step by step."
 
 test: $(BIN)/.dev  ## the default suite: offline, CPU
 	$(BIN)/python -m pytest -n 2
