@@ -233,11 +233,12 @@ def _print_comparison(result: Comparison, prompts: Sequence[str], *, as_json: bo
         ratio = "" if method == "specdiff" else f"{result.speedup(method):.2f}x"
         table.add_row(method, f"{result.rate(method):.1f}", ratio)
     console.print(table)
-    low, high = result.interval(fastest)
-    console.print(
-        f"speed-up over the fastest plain decoding ({fastest}): {result.speedup(fastest):.2f}x "
-        f"(95 % {low:.2f} to {high:.2f} over prompts)"
-    )
+    interval = ""
+    if len(prompts) > 1:
+        low, high = result.interval(fastest)
+        interval = f" (95 % {low:.2f} to {high:.2f} over prompts)"
+    speedup = result.speedup(fastest)
+    console.print(f"speed-up over the fastest plain decoding ({fastest}): {speedup:.2f}x{interval}")
     totals = [g.totals for g in result.generations]
     tau = sum(t.tokens for t in totals) / sum(t.target_passes for t in totals)
     console.print(f"tau {tau:.2f} tokens a target pass, extra token included")
