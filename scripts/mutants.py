@@ -184,8 +184,8 @@ MUTANTS = (
     ),
 )
 CONTROLS = {
-    "walk (emits its own draws, tests nothing)": (*EXACT, "-k", "walk"),
-    "point mass (accepts with p, knows no q)": (*EXACT, "-k", "point_mass"),
+    "walk (emits its own draws, tests nothing)": ("tests/exact/test_planted_faults.py", "-k", "walk_ignores_q"),
+    "point mass (accepts with p, knows no q)": ("tests/exact/test_planted_faults.py", "-k", "point_mass_on_an_argmax"),
 }
 
 
@@ -219,7 +219,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="mutants whose name contains this")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="mutants at a time")
     options = parser.parse_args()
     mutants = [m for m in MUTANTS if options.only is None or options.only in m.name]
     if options.list:
