@@ -149,7 +149,7 @@ class Siblings:
 
 @dataclass(frozen=True)
 class BestFirst:
-    """The ``nodes`` nodes with the largest product of marginals (DDTree; verification.md fact 5)."""
+    """The ``nodes`` nodes with the largest product of marginals (DDTree; docs/rules.md fact 5)."""
 
     nodes: int
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from specdiff.models.cached_decoder import input_device
 
 TIE_MARGIN = 1e-4
-"""Logits closer than this count as equal in float32 (verification.md, numerics)."""
+"""Logits closer than this count as equal in float32 (rounding of fp32 passes of different size)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from specdiff.errors import InputError
 from specdiff.types import BestFirst, Budget, Chain, Provenance, Shape, Siblings
 
 GREEDY_SHAPES: tuple[Shape, ...] = (BestFirst(15), Chain())
-"""Tried in order at temperature 0: a fixed tree loses nothing to a sampled one there (verification.md, fact 4)."""
+"""Tried in order at temperature 0: a fixed tree loses nothing to a sampled one there (docs/rules.md, fact 4)."""
 SAMPLED_SHAPES: tuple[Shape, ...] = (Siblings((6, 2, 1, 1)), BestFirst(24), Chain())
 """Tried in order above: rules that use q win, and a tree wide at the root hedges best for its nodes."""
 GAMMA = 8

@@ -59,7 +59,7 @@ class MarginalDrafter:
     """A `MarginalSource` as a drafter: one pass, then a tree of the wished shape.
 
     Positions are independent given the prefix, so the marginals are the true left-to-right conditionals of the draft
-    and sampled shapes carry an exact q (verification.md, fact 1).
+    and sampled shapes carry an exact q (docs/rules.md, fact 1).
     """
 
     def __init__(self, source: MarginalSource) -> None:

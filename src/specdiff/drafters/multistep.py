@@ -3,7 +3,7 @@
 **Left to right** keeps an exact q. Step s reveals the next group of positions; the rows it draws from saw the prefix,
 the tokens of earlier groups and masks, never a token of its own or a later group. So the row of position j is the law
 of token j given ALL earlier tokens of the draft (on those of its own group it does not depend), which is what the rules
-that use q assume: provenance ``CHAIN`` (verification.md, fact 1).
+that use q assume: provenance ``CHAIN`` (docs/rules.md, fact 1).
 
 **Every other order** fills gaps: the row of position j saw tokens behind j, and which position came when may depend on
 what was drawn. The recorded probabilities are not left-to-right conditionals, and a rule that used them would change

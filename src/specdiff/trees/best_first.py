@@ -1,4 +1,4 @@
-"""best-first: the B nodes with the largest product of marginals (DDTree; verification.md, fact 5).
+"""best-first: the B nodes with the largest product of marginals (DDTree; docs/rules.md, fact 5).
 
 With independent marginals these nodes form a tree, since no node has a larger product than its parent, and no tree of B
 nodes has a larger expected accepted length under q. It depends on q only through its choice of nodes and is verified

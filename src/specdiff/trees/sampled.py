@@ -1,7 +1,7 @@
 """Drafts sampled from marginals: one chain, K merged chains, or siblings without replacement.
 
 The positions of a one-step draft are independent given the prefix, so each row of marginals is the true conditional of
-its position and row j is the q of every node of depth j + 1 (verification.md, fact 1).
+its position and row j is the q of every node of depth j + 1 (docs/rules.md, fact 1).
 
 Shapes: G depth of the window, W draft vocabulary, K draws, N nodes.
 """

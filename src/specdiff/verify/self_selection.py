@@ -1,7 +1,7 @@
 """self-selection: keep the draft that the target likes best, then point mass (SpecDiff-2, 2511.00606, algorithm 1).
 
 Exact for drafts of any origin: which path is best depends on the draft and on p, not on the verifier's randomness. The
-walk needs the same rows of p and accepts at least as much, draw by draw (verification.md, fact 2).
+walk needs the same rows of p and accepts at least as much, draw by draw (docs/rules.md, fact 2).
 """
 
 from __future__ import annotations

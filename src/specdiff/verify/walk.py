@@ -1,7 +1,7 @@
 """walk: draw y from p at the node; follow the child that carries y, else emit y.
 
 Exact for ANY tree that does not depend on the verifier's randomness, since the emitted tokens are plain draws from p;
-optimal for fixed trees (verification.md, fact 3). SpecInfer calls it naive sampling; EAGLE and DDTree use it.
+optimal for fixed trees (docs/rules.md, fact 3). SpecInfer calls it naive sampling; EAGLE and DDTree use it.
 """
 
 from __future__ import annotations
