@@ -75,7 +75,7 @@ MUTANTS = (
         "randomness.py",
         "        return next(self._uniforms) < probability",
         "        return next(self._uniforms) < 1.1 * probability",
-        LOOP,
+        ("tests/unit/test_randomness.py",),
     ),
     Mutant(
         "bf16 uniforms",

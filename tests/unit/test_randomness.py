@@ -37,6 +37,13 @@ def test_each_call_consumes_one_uniform_in_order():
         random.coin(1.0)
 
 
+@pytest.mark.parametrize("probability", [0.0, 0.001, 0.1, 0.5, 0.909, 0.999, 1.0])
+def test_a_coin_falls_true_for_exactly_the_uniforms_below_its_probability(probability):
+    grid = [k / 1000 for k in range(1000)]
+    random = Uniforms(grid)
+    assert sum(random.coin(probability) for _ in grid) == round(1000 * probability)
+
+
 def test_streams_have_the_resolution_of_float64():
     uniforms = RandomStream(0, "verify").many(4096)
     assert len(set(uniforms.tolist())) == 4096, "coarse uniforms repeat"
