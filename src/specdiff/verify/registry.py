@@ -33,7 +33,7 @@ _ALL: tuple[Rule, ...] = (
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})
 """Every rule by name; read-only."""
 
-# Why, in numbers: docs/toy_table.md (accepted tokens a round at temperature 1, targets of three sharpnesses).
+# Why, in numbers: docs/toy_table.md (accepted tokens a round, target temperature 1, three sharpnesses, three draft temperatures).
 _AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType(
     {
         Provenance.FIXED: (
@@ -43,7 +43,7 @@ _AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType(
         ),
         Provenance.CHAIN: (
             "block",
-            "one chain with its q: block verification never accepts less than the ratio rule, up to 0.17 tokens more, "
+            "one chain with its q: block verification never accepts less than the ratio rule, up to 0.19 tokens more, "
             "and is optimal for one path",
         ),
         Provenance.IID: (
@@ -55,7 +55,7 @@ _AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType(
         Provenance.WITHOUT_REPLACEMENT: (
             "without_replacement",
             "distinct siblings with their q: at 2-2-2-2, 0.3 to 0.7 tokens more than block on one chain (traversal, by "
-            "name: up to 0.24 more still, for two to three times the checking time)",
+            "name: up to 0.23 more still, for two to three times the checking time)",
         ),
     }
 )
