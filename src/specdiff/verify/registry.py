@@ -33,7 +33,7 @@ _ALL: tuple[Rule, ...] = (
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _ALL})
 """Every rule by name; read-only."""
 
-# Why, in numbers: docs/toy_table.md (accepted tokens a round, target temperature 1, three sharpnesses, three draft temperatures).
+# Why, in numbers: docs/toy_table.md (target temperature 1, three sharpnesses, three draft temperatures).
 _AUTO: Mapping[Provenance, tuple[str, str]] = MappingProxyType(
     {
         Provenance.FIXED: (
