@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -255,7 +256,11 @@ class SpeculativeDecoder:
             sampling = replace(sampling, temperature=temperature)
         if max_new_tokens is not None:
             stop = replace(stop, max_new_tokens=max_new_tokens)
-        decode = cast("Callable[[Sequence[int]], str]", self.tokenizer.decode) if self.tokenizer is not None else None
+        decode = None
+        if self.tokenizer is not None:  # the very text that is handed out, so that both find the same stop strings
+            decode = cast(
+                "Callable[[Sequence[int]], str]", functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+            )
         return Request(
             prompt=self.encode(prompt, chat=chat), sampling=sampling, stop=stop, seed=seed, index=index, decode=decode
         )

@@ -148,6 +148,21 @@ def test_shortcuts_go_into_the_options():
     assert len(done.tokens) <= 4
 
 
+def test_a_stop_string_in_a_special_token_ends_nothing_and_one_across_it_ends_the_text():
+    """Special tokens are not part of the text, so they neither hold a stop string nor break one apart."""
+    special = TOKENIZER.convert_tokens_to_ids("<|user|>")
+    a, b = (TOKENIZER.convert_tokens_to_ids(c) for c in "Qz")
+    table = torch.zeros(V, V, dtype=torch.float64)
+    table[:, a] = 1
+    table[a] = torch.nn.functional.one_hot(torch.tensor(special), V)
+    table[special] = torch.nn.functional.one_hot(torch.tensor(b), V)
+    recite = SpeculativeDecoder(TableTarget(table.expand(V, V, V)), DRAFTER, TOKENIZER)
+    inside = recite.generate([b], stop=StopOptions(max_new_tokens=6, stop_strings=("user",)))
+    assert (inside.finish, inside.text) == (FinishReason.LENGTH, "QzQz")
+    across = recite.generate([b], stop=StopOptions(max_new_tokens=6, stop_strings=("Qz",)))
+    assert (across.finish, across.text, len(across.tokens)) == (FinishReason.STOP_STRING, "", 3)
+
+
 def test_the_hook_hears_every_round_with_its_q_rows():
     heard = []
     budget = Budget(gamma=3, shape=Chain())
