@@ -42,7 +42,7 @@ lint: $(BIN)/.dev
 	$(BIN)/ruff format --check .
 
 types: $(BIN)/.dev
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 imports: $(BIN)/.dev
 	$(BIN)/lint-imports

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -134,7 +134,8 @@ class DecodeLoop:
         """One round of every unfinished row."""
         active = [i for i, row in enumerate(self.rows) if row.finish is None]
         began, passes = self._clock(), self._draft_passes()
-        drafts = self._draft(active)  # a row whose draft is faulty fails here
+        prefixes = {i: torch.tensor(self.rows[i].committed) for i in active}
+        drafts = self._draft(prefixes)  # a row whose draft is faulty fails here
         drafted = self._clock()
         logits = self._session.score(
             [
@@ -148,7 +149,7 @@ class DecodeLoop:
             rows = logits[i]
             assert rows is not None
             try:
-                verdicts[i] = self._verify(self.rows[i], drafts[i], rows)
+                verdicts[i] = self._verify(self.rows[i], prefixes[i], drafts[i], rows)
             except SpecdiffError as error:
                 self._fail(i, error)
         features = self._session.commit([verdicts[i][0].path if i in verdicts else None for i in range(len(self.rows))])
@@ -228,19 +229,18 @@ class DecodeLoop:
             committed=request.prompt.tolist(),
         )
 
-    def _draft(self, active: Sequence[int]) -> dict[int, Draft]:
-        drafts = dict.fromkeys(active, _EMPTY)
+    def _draft(self, prefixes: Mapping[int, Tensor]) -> dict[int, Draft]:
+        drafts = dict.fromkeys(prefixes, _EMPTY)
         requests: list[DraftRequest] = []
-        for i in active:
+        for i, prefix in prefixes.items():
             row = self.rows[i]
             room = row.stop.remaining - 1  # the round ends with one token of the target's own
             if self._drafter is not None and self._drafter.max_gamma is not None:
                 room = min(room, self._drafter.max_gamma)
             budget = row.controller.budget(room)
             if self._drafting is not None and budget is not None and budget.gamma > 0:
-                requests.append(
-                    DraftRequest(row=i, prefix=torch.tensor(row.committed), budget=budget, random=row.draft_random)
-                )
+                # a copy: whatever a drafter does to it, the law is that of the committed tokens
+                requests.append(DraftRequest(row=i, prefix=prefix.clone(), budget=budget, random=row.draft_random))
         if requests and self._drafting is not None:
             with self._blaming_drafter():
                 proposed = list(self._drafting.propose(requests))
@@ -267,8 +267,8 @@ class DecodeLoop:
             name = getattr(self._drafter, "name", type(self._drafter).__name__)
             raise DrafterError(f"drafter {name!r} raised {error!r}") from error
 
-    def _verify(self, row: Row, draft: Draft, logits: Tensor) -> tuple[Verdict, str, str]:
-        law = row.laws.law(logits, torch.tensor(row.committed), draft.tree)
+    def _verify(self, row: Row, prefix: Tensor, draft: Draft, logits: Tensor) -> tuple[Verdict, str, str]:
+        law = row.laws.law(logits, prefix, draft.tree)
         if self._rule is None or len(draft.tree) == 0:
             rule, reason = choose(draft.provenance, greedy=law.greedy)
         else:

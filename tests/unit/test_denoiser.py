@@ -15,9 +15,9 @@ from specdiff.models.denoiser import (
     WEIGHTS_NAME,
     BlockCausalDenoiser,
     DenoiserConfig,
-    block_causal_mask,
 )
 from specdiff.models.layer_cut import find_layer_list, target_fingerprint
+from support.denoising import block_causal_mask
 
 VOCAB, HIDDEN, WINDOW = 64, 32, 4
 DRAFT_VOCAB = torch.arange(1, VOCAB, 3)

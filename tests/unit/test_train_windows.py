@@ -11,7 +11,7 @@ from tests.unit.test_denoiser import DRAFT_VOCAB, HIDDEN, VOCAB, WINDOW, tiny_ta
 from transformers import DynamicCache
 
 from specdiff.errors import SpecdiffError
-from specdiff.models.denoiser import BlockCausalDenoiser, block_causal_mask
+from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.objectives.masked import IGNORED
 from specdiff.train.acceptance import best_first_depth, measure_acceptance
 from specdiff.train.attention import WindowLayout, dense_mask, register_window_attention
@@ -27,6 +27,7 @@ from specdiff.train.windows import (
     pack,
     read_rows,
 )
+from support.denoising import block_causal_mask
 
 LABELS_OF = label_table(DRAFT_VOCAB, VOCAB)
 
@@ -247,7 +248,7 @@ def test_best_first_depth_equals_the_tree_of_all_prefixes():
         for size in (1, 4, 12, 200):
             tree = set(prefixes[:size])
             expected = sum(tuple(ranks[:d]) in tree for d in (1, 2, 3))
-            assert best_first_depth(log_q.tolist(), ranks, size) == expected
+            assert best_first_depth(log_q, ranks, size) == expected
 
 
 def test_acceptance_of_a_drafter_that_knows_the_answer():

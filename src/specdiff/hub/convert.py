@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdiff.errors import CheckpointError, SpecdiffError
+from specdiff.files import write_text
 from specdiff.hub.catalog import Recipe
-from specdiff.hub.folders import write_text
 from specdiff.hub.safety import check_folder, read_json
 
 if TYPE_CHECKING:

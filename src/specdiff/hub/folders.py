@@ -108,13 +108,6 @@ class Folders:
         return shutil.disk_usage(folder).free
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it, so that a reader sees all of it or the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
 def publish(built: Path, target: Path, trash: Path) -> None:
     """Move the complete folder ``built`` to ``target``; what was there before is moved to ``trash`` and deleted."""
     if target.exists():

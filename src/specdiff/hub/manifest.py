@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specdiff.errors import CheckpointError
+from specdiff.files import write_text
 from specdiff.hub.fingerprint import model_fingerprint, sha256_file
-from specdiff.hub.folders import write_text
 from specdiff.hub.progress import Progress, ProgressCallback, ignore
 from specdiff.hub.safety import read_json
 

@@ -14,7 +14,7 @@ from typing import Any
 from specdiff.errors import CheckpointError
 from specdiff.hub.headers import check_safetensors
 
-_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_SUFFIXES = (".gguf", ".h5", ".msgpack", ".onnx")
 
 
@@ -104,7 +104,7 @@ def _walk(value: object) -> Iterator[tuple[str, object]]:
 
 def _no_safetensors(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]
+    pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
     if pickles:
         return (
             f"{folder / pickles[0]}: weights in pickle format are refused, loading them can run any code; convert them "

@@ -23,7 +23,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -32,15 +32,16 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from specdiff.errors import CheckpointError, InputError, PairingError
+from specdiff.files import write_atomically, write_text
 from specdiff.models.denoiser_config import (
     CONFIG_NAME,
     DenoiserConfig,
     check_borrowed,
     check_draft_vocab,
     check_state,
-    write_atomically,
 )
 from specdiff.models.layer_cut import find_layer_list, layer_subset_state, shrink_config, target_fingerprint
+from specdiff.models.tables import embedding_table, output_table
 
 WEIGHTS_NAME = "denoiser.safetensors"
 _VOCAB_KEY = "draft_vocab"
@@ -148,8 +149,7 @@ class BlockCausalDenoiser(nn.Module):
             if bad:
                 raise InputError(f"{option}: expected indices in [0, {num_layers}), got {bad}")
         table = target.get_input_embeddings()
-        embedding = cast(Tensor, table.weight)
-        head = cast(Tensor, cast(nn.Module, target.get_output_embeddings()).weight)
+        embedding, head = embedding_table(target), output_table(target)
         scale = getattr(table, "scalar_embed_scale", None) or getattr(table, "embed_scale", 1.0)
         base = shrink_config(inner.config, layers)
         config = DenoiserConfig(
@@ -224,8 +224,8 @@ class BlockCausalDenoiser(nn.Module):
 
         Args:
             inputs_embeds: [B, N, H] from `embed`.
-            attention_mask: [B or 1, 1, N, C + N] additive float mask (see `block_causal_mask`); None leaves the mask
-                to the attention function.
+            attention_mask: [B or 1, 1, N, C + N] additive float mask; None leaves the mask to the
+                attention function.
             position_ids: [B, N] int64 absolute positions.
             cache: a transformers ``Cache``, extended in place by the N rows, or None.
             **attention_arguments: handed to the attention function, for registered ones that take more.
@@ -276,7 +276,7 @@ class BlockCausalDenoiser(nn.Module):
         tensors[_VOCAB_KEY] = self.draft_vocab.to("cpu", torch.int32)
         write_atomically(directory / WEIGHTS_NAME, lambda path: save_file(tensors, path, {"format": "pt"}))
         text = json.dumps(self.config.to_dict(), indent=2) + "\n"
-        write_atomically(directory / CONFIG_NAME, lambda path: Path(path).write_text(text, encoding="utf-8"))
+        write_text(directory / CONFIG_NAME, text)
 
     @classmethod
     def from_pretrained(
@@ -338,30 +338,6 @@ class BlockCausalDenoiser(nn.Module):
         check_state(dict(denoiser.state_dict()), tensors, WEIGHTS_NAME)
         denoiser.load_state_dict(tensors, strict=True)
         return denoiser.eval()
-
-
-def block_causal_mask(
-    num_cached: int, num_prefix: int, window: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> Tensor:
-    """Return the additive mask of a draft pass: new prefix rows causal, window rows full.
-
-    Args:
-        num_cached: prefix rows already in the cache (C).
-        num_prefix: prefix rows fed in this pass, before the window; may be 0.
-        window: window rows; 0 for a pass that only fills the cache.
-        dtype: floating dtype of the mask.
-        device: where to put it.
-
-    Returns:
-        [1, 1, num_prefix + window, num_cached + num_prefix + window], 0 where a row may look and the dtype's lowest
-        value elsewhere.
-    """
-    query = torch.arange(num_prefix + window, device=device)[:, None] + num_cached
-    key = torch.arange(num_cached + num_prefix + window, device=device)[None, :]
-    causal = key <= query
-    from_window = query >= num_cached + num_prefix
-    mask = torch.zeros(causal.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(~(causal | from_window), torch.finfo(dtype).min)[None, None]
 
 
 def _build_decoder(base: Any, dtype: torch.dtype, attn_implementation: str) -> PreTrainedModel:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -166,20 +162,3 @@ def check_state(expected: dict[str, Tensor], got: dict[str, Tensor], source: str
                 f"{source}: expected {name} of shape {tuple(tensor.shape)}, got {tuple(got[name].shape)}; "
                 "weights and config are of different denoisers"
             )
-
-
-def write_atomically(path: Path, write: Callable[[str], object]) -> None:
-    """Write a file under a temporary name in the same directory, then rename it.
-
-    Args:
-        path: the file.
-        write: called with the temporary name.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(temporary)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

@@ -7,7 +7,6 @@ round for greedy decoding (counting the target's extra token), up to the end of 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +18,8 @@ from specdiff.errors import InputError
 from specdiff.objectives.masked import IGNORED
 from specdiff.train.packed import packed_window_states
 from specdiff.train.windows import AnswerRow, pack
+from specdiff.trees.best_first import best_first
+from specdiff.trees.paths import descend
 
 if TYPE_CHECKING:
     from specdiff.models.denoiser import BlockCausalDenoiser
@@ -82,14 +83,14 @@ def measure_acceptance(
         ranks = torch.where(
             (columns == labels[..., None]).any(-1), (columns == labels[..., None]).long().argmax(-1), tree_nodes
         )
-        log_rows, rank_rows = log_q.tolist(), ranks.tolist()
+        rank_rows = ranks.tolist()
         for name, totalled in totals.items():
             place, count = 0, len(row.anchors)
             while place < count:
                 if name == "chain":
                     accepted = int(chain[place])
                 else:
-                    accepted = best_first_depth(log_rows[place], rank_rows[place], tree_nodes)
+                    accepted = best_first_depth(log_q[place], rank_rows[place], tree_nodes)
                 step = min(accepted + 1, count - place)
                 totalled[0] += step
                 totalled[1] += 1
@@ -104,31 +105,16 @@ def measure_acceptance(
     )
 
 
-def best_first_depth(log_q: Sequence[Sequence[float]], ranks: Sequence[int], num_nodes: int) -> int:
-    """Return how deep the true path runs in the tree of the `num_nodes` most likely prefixes.
-
-    The tree is never built: nodes come off a heap in order of their product of marginals, which never grows along a
-    path, so the first `num_nodes` that come off are the tree.
+def best_first_depth(log_q: Tensor, ranks: Sequence[int], num_nodes: int) -> int:
+    """Return how deep the true path runs in the tree that decoding would draft.
 
     Args:
-        log_q: for each offset, log-probabilities in descending order.
+        log_q: [G, W] for each offset, log-probabilities in descending order.
         ranks: for each offset, the rank of the true token (any number beyond the list where it is not there).
         num_nodes: size of the tree.
 
     Returns:
         The number of leading true tokens whose prefix is a node.
     """
-    depth = 0
-    heap = [(-log_q[0][0], 0, 0, 0.0, True)]  # minus the product, offset, rank, parent's product, parent is true
-    for _ in range(num_nodes):
-        if not heap:
-            break
-        negative, offset, rank, parent, parent_true = heapq.heappop(heap)
-        is_true = parent_true and ranks[offset] == rank
-        if is_true:
-            depth = offset + 1
-        if rank + 1 < len(log_q[offset]):
-            heapq.heappush(heap, (-(parent + log_q[offset][rank + 1]), offset, rank + 1, parent, parent_true))
-        if offset + 1 < len(log_q):
-            heapq.heappush(heap, (negative - log_q[offset + 1][0], offset + 1, 0, -negative, is_true))
-    return depth
+    tree = best_first(log_q, num_nodes).tree  # a column is a rank
+    return len(descend(tree.tokens.tolist(), tree.parents, ranks))

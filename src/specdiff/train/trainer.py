@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdiff.errors import CheckpointError, InputError
+from specdiff.files import write_atomically
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.objectives.masked import IGNORED, masked_cross_entropy, position_weights
 from specdiff.train.acceptance import measure_acceptance
@@ -255,9 +256,7 @@ class DenoiserTrainer:
             "master": self.master.state_dict(),
             "rng": torch.get_rng_state(),
         }
-        temporary = self.output / f".{CHECKPOINT_NAME}.tmp"
-        torch.save(state, temporary)
-        temporary.replace(self.output / CHECKPOINT_NAME)
+        write_atomically(self.output / CHECKPOINT_NAME, lambda path: torch.save(state, path))
         self.denoiser.save_pretrained(self.output / "export" / "raw", self.master.named(self.master.weights))
         if self.master.average is not None:
             self.denoiser.save_pretrained(self.output / "export" / "ema", self.master.named(self.master.average))

@@ -14,28 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdiff.errors import CheckpointError
+from specdiff.hub.safety import PICKLE_SUFFIXES, read_json
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 _INDEX_NAME = "model.safetensors.index.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable, or no JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: missing; is the path that of a model folder?") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON ({error}); fetch the file again") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}; fetch the file again")
-    return value
 
 
 def read_json_if_any(path: Path) -> dict[str, Any]:
@@ -69,7 +52,7 @@ def weight_files(directory: Path) -> list[Path]:
 def no_safetensors(directory: Path, name: str) -> CheckpointError:
     """The error for a folder without ``name``; says whether a pickle is there in its place."""
     names = sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-    pickle = next((n for n in names if n.endswith(_PICKLES)), None)
+    pickle = next((n for n in names if n.endswith(PICKLE_SUFFIXES)), None)
     if pickle is not None:
         return CheckpointError(
             f"{directory / pickle}: weights in pickle format are refused, since loading them can run any code; convert "

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from specdiff.errors import CheckpointError, InputError, PairingError, UnsupportedModelError
-from specdiff.models.diffusion.checkpoint import CONFIG_NAME, read_json, read_json_if_any, tensors_of, weight_files
+from specdiff.hub.safety import read_json
+from specdiff.models.diffusion.checkpoint import CONFIG_NAME, read_json_if_any, tensors_of, weight_files
 from specdiff.models.diffusion.config import Attention, MaskedDenoiserConfig
 from specdiff.models.diffusion.families import SAVED, Family, find_family
 

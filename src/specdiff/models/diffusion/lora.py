@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from specdiff.errors import CheckpointError, InputError, UnsupportedModelError
-from specdiff.models.diffusion.checkpoint import no_safetensors, read_json, tensors_of
+from specdiff.hub.safety import read_json
+from specdiff.models.diffusion.checkpoint import no_safetensors, tensors_of
 from specdiff.models.diffusion.families import FAMILIES
 from specdiff.models.diffusion.loading import cast_parameters
 from specdiff.models.diffusion.model import DiffusionLM
