@@ -28,7 +28,7 @@ weights: $(BIN)/.dev  ## the tests on the default target's real weights
 	$(BIN)/specdiff models pull smollm2-135m
 	$(BIN)/python -m pytest -m weights
 
-proof: $(BIN)/.dev  ## the whole statistical matrix
+proof: $(BIN)/.dev  ## the whole statistical matrix; goes on from where it was with SPECDIFF_LAW_RECORD=law.jsonl
 	$(BIN)/python -m pytest -n 2 -m 'proof or slow'
 
 mutants: $(BIN)/.dev  ## plant every known fault; print the kill rate

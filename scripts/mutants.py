@@ -3,12 +3,13 @@
 A mutant is one replaced snippet. It counts as killed if the named tests fail on the mutated copy; they must pass on the
 clean one. Two positive controls look wrong but are exact: their tests must pass as they stand.
 
-usage: python scripts/mutants.py [--only NAME] [--list] [--processes N]
+usage: python scripts/mutants.py [--only NAME] [--list] [--processes N] [--out mutants.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXACT = ("tests/exact/test_rules_exact.py",)
 LOOP = ("tests/statistical/test_loop_law.py",)
+STREAM = ("tests/unit/test_text_stream.py",)
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,27 @@ MUTANTS = (
         "            row[1 : node + 2] = b'\\x01' * (node + 1)\n",
         ("tests/parity/test_target_tree_pass.py",),
     ),
+    Mutant(
+        "streamed text does not wait for the whole of 're",
+        "text.py",
+        """, "'v", "'r")""",
+        """, "'v")""",
+        STREAM,
+    ),
+    Mutant(
+        "a decoding window is anchored in replacement characters",
+        "detokenizer.py",
+        " and _has_anchor(text[:stable])",
+        "",
+        STREAM,
+    ),
+    Mutant(
+        "a decoding window need not agree with the whole text",
+        "detokenizer.py",
+        "self.text.endswith(text) and ",
+        "",
+        STREAM,
+    ),
 )
 CONTROLS = {
     "walk (emits its own draws, tests nothing)": ("tests/exact/test_planted_faults.py", "-k", "walk_ignores_q"),
@@ -220,6 +243,7 @@ def main() -> int:
     parser.add_argument("--only", help="mutants whose name contains this")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--processes", type=int, default=2, help="mutants at a time")
+    parser.add_argument("--out", type=Path, help="also write what was killed as JSON")
     options = parser.parse_args()
     mutants = [m for m in MUTANTS if options.only is None or options.only in m.name]
     if options.list:
@@ -232,16 +256,20 @@ def main() -> int:
         broken = [" ".join(t) + "\n" + out for t, (passed, out) in clean.items() if not passed]
         if broken:
             raise SystemExit("the tests must pass before faults are planted; these do not:\n" + "\n".join(broken))
-        dead = list(pool.map(kill, mutants))
+        dead: list[bool] = []
+        for mutant, killed in zip(mutants, pool.map(kill, mutants), strict=True):
+            print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.name}", flush=True)
+            dead.append(killed)
         alive = {name: run(ROOT / "src", tests)[0] for name, tests in CONTROLS.items()}
-    for mutant, killed in zip(mutants, dead, strict=True):
-        print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.name}")
     for name, passed in alive.items():
         print(f"{'passes  ' if passed else 'REJECTED'}  control: {name}")
     print(
         f"kill rate {sum(dead)}/{len(dead)} = {100 * sum(dead) / max(1, len(dead)):.0f} %, "
         f"controls {sum(alive.values())}/{len(alive)}, {time.monotonic() - began:.0f} s"
     )
+    if options.out is not None:
+        names = [m.name for m in mutants]
+        options.out.write_text(json.dumps({"killed": dict(zip(names, dead, strict=True)), "controls": alive}))
     return 0 if all(dead) and all(alive.values()) else 1
 
 

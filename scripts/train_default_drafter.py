@@ -13,10 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from specdiff.models.denoiser import BlockCausalDenoiser
+from specdiff.models.denoiser import WEIGHTS_NAME, BlockCausalDenoiser
+from specdiff.objectives.registry import OBJECTIVES, make
 from specdiff.train.attention import register_window_attention
+from specdiff.train.features import TargetFeatures, no_features
 from specdiff.train.trainer import DenoiserTrainer, TrainerConfig
 from specdiff.train.windows import AnswerRow, StreamConfig, WindowStream, frequent_tokens, label_table, read_rows
 
@@ -34,6 +37,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--resume", action="store_true", help="continue the run in --output")
     parser.add_argument("--layers", type=int, nargs="+", default=list(range(6)), help="target layers to start from")
+    parser.add_argument("--feature-layers", type=int, nargs="*", default=[], help="target layers whose states it reads")
+    parser.add_argument("--start-from", type=Path, help="an exported denoiser of the same layers and window")
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--draft-vocab-size", type=int, default=9216)
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
@@ -44,7 +49,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--learning-rate", type=float, default=8e-4)
     parser.add_argument("--warmup", type=float, default=0.03)
-    parser.add_argument("--position-decay", type=float, default=0.8)
+    parser.add_argument("--objective", default="cross_entropy", help=", ".join(OBJECTIVES))
+    parser.add_argument("--parameter", action="append", default=[], metavar="NAME=VALUE", help="of the objective")
     parser.add_argument("--ema-decay", type=float, default=0.99)
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--checkpoint-minutes", type=float, default=5.0)
@@ -83,11 +89,31 @@ def read_sources(arguments: argparse.Namespace) -> list[tuple[list[AnswerRow], f
     return sources
 
 
+def parse_parameter(item: str) -> tuple[str, object]:
+    """``name=value``, the value as JSON where it is JSON."""
+    name, equals, value = item.partition("=")
+    if not equals:
+        raise SystemExit(f"--parameter: expected NAME=VALUE, got {item!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def fuse_elementwise(denoiser: BlockCausalDenoiser) -> None:
     """Compile the parts of the decoder that are many small passes over memory (lengths stay dynamic)."""
     for module in denoiser.decoder.modules():
         if type(module).__name__.endswith(("RMSNorm", "MLP")):
             module.compile(dynamic=True)
+
+
+def start_from(denoiser: BlockCausalDenoiser, directory: Path) -> None:
+    """Take over the weights of an exported denoiser; a projection of features that it lacks starts at zero."""
+    state = load_file(directory / WEIGHTS_NAME)
+    state.pop("draft_vocab")
+    lacking, unknown = denoiser.load_state_dict(state, strict=False)
+    if unknown or set(lacking) - {"feature_projection.weight"}:
+        raise SystemExit(f"--start-from: {directory} lacks {lacking} and has unknown {unknown}; same --layers?")
 
 
 def main() -> None:
@@ -111,8 +137,16 @@ def main() -> None:
         always=[e for e in ends if e is not None],
     )
     denoiser = BlockCausalDenoiser.from_target(
-        target, draft_vocab=draft_vocab, layers=arguments.layers, window=arguments.window, name=arguments.name
+        target,
+        draft_vocab=draft_vocab,
+        layers=arguments.layers,
+        window=arguments.window,
+        feature_layers=arguments.feature_layers,
+        name=arguments.name,
     )
+    if arguments.start_from:
+        start_from(denoiser, arguments.start_from)
+    features = TargetFeatures(target, arguments.feature_layers) if arguments.feature_layers else no_features
     denoiser.decoder.set_attn_implementation(register_window_attention())
     del target
     if arguments.compile:
@@ -133,7 +167,6 @@ def main() -> None:
         steps=arguments.steps,
         learning_rate=arguments.learning_rate,
         warmup=arguments.warmup,
-        position_decay=arguments.position_decay,
         ema_decay=arguments.ema_decay,
         weight_decay=arguments.weight_decay,
         checkpoint_minutes=arguments.checkpoint_minutes,
@@ -141,7 +174,10 @@ def main() -> None:
         log_steps=arguments.log_steps,
         seed=arguments.seed,
     )
-    trainer = DenoiserTrainer(denoiser, stream, held_out, arguments.output, config)
+    objective = make(arguments.objective, dict(parse_parameter(item) for item in arguments.parameter))
+    trainer = DenoiserTrainer(
+        denoiser, stream, held_out, arguments.output, config, features=features, objective=objective
+    )
     summary = {
         "rows": [len(rows) for rows, _ in sources],
         "held_out": len(held_out),
@@ -149,6 +185,7 @@ def main() -> None:
         "trained_parameters": sum(p.numel() for p in denoiser.parameters()),
         "stream": asdict(stream.config),
         "trainer": asdict(config),
+        "objective": repr(objective),
     }
     print(json.dumps(summary), flush=True)
     if arguments.resume:

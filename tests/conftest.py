@@ -26,12 +26,31 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How the p-values of the statistical matrix are spread: here, since worker processes print no summary."""
+    reports = [r for outcome in ("passed", "failed") for r in terminalreporter.getreports(outcome)]
+    cases = [v for r in reports if r.when == "call" for k, v in r.user_properties if k == "law_p_values"]
+    if cases:
+        from scipy.stats import kstest
+
+        # one p-value a case: the two of a case share tokens, the cases share nothing
+        uniform = kstest([values[-1] for values in cases], "uniform")
+        terminalreporter.write_line(
+            f"law of the loop: {len(cases)} cases, smallest p-value {min(map(min, cases)):.2g}; "
+            f"one a case against uniform: Kolmogorov-Smirnov D = {uniform.statistic:.3f}, p = {uniform.pvalue:.2g}"
+        )
+
+
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """``figure(row, text, **numbers)`` records what a reliability test measured."""
+    """``figure(row, text, **numbers)`` records what a reliability test measured, for ``scripts/selfcheck.py``.
+
+    Over all tests of a row numbers add up (``max_...`` and ``min_...``: the extreme), and lists become the set of what
+    they name.
+    """
     path = request.config.getoption("--figures")
 
-    def record(row: int, text: str, **numbers: float | int | str) -> None:
+    def record(row: int, text: str, **numbers: float | int | list[str] | list[int]) -> None:
         if path is not None:
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"row": row, "text": text, "test": request.node.nodeid, **numbers}) + "\n")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,8 +21,8 @@ from specdiff.randomness import RandomStream
 from specdiff.records import RoundEvent
 from specdiff.sampling import LawBuilder, SamplingOptions
 from specdiff.stopping import FinishReason, StopCheck, StopOptions
-from specdiff.types import Budget, Chain, Draft, Extra, Round, TokenTree, Verdict
-from specdiff.verify.base import Rule, check
+from specdiff.types import Budget, Chain, Draft, Extra, Round, TokenTree, Verdict, ids_tensor
+from specdiff.verify.base import Rule, check, tokens_of
 from specdiff.verify.registry import choose
 
 _EMPTY = Draft(TokenTree(torch.empty(0, dtype=torch.int64), ()))
@@ -134,8 +134,7 @@ class DecodeLoop:
         """One round of every unfinished row."""
         active = [i for i, row in enumerate(self.rows) if row.finish is None]
         began, passes = self._clock(), self._draft_passes()
-        prefixes = {i: torch.tensor(self.rows[i].committed) for i in active}
-        drafts = self._draft(prefixes)  # a row whose draft is faulty fails here
+        drafts = self._draft(active)  # a row whose draft is faulty fails here
         drafted = self._clock()
         logits = self._session.score(
             [
@@ -149,7 +148,7 @@ class DecodeLoop:
             rows = logits[i]
             assert rows is not None
             try:
-                verdicts[i] = self._verify(self.rows[i], prefixes[i], drafts[i], rows)
+                verdicts[i] = self._verify(self.rows[i], drafts[i], rows)
             except SpecdiffError as error:
                 self._fail(i, error)
         features = self._session.commit([verdicts[i][0].path if i in verdicts else None for i in range(len(self.rows))])
@@ -206,7 +205,7 @@ class DecodeLoop:
                 got=length,
                 remedy="shorten the prompt",
             )
-        low, high = int(request.prompt.min()), int(request.prompt.max())
+        low, high = map(int, torch.aminmax(request.prompt))
         if low < 0 or high >= self._target.vocab_size:
             raise InputError.of(
                 "prompt",
@@ -229,18 +228,19 @@ class DecodeLoop:
             committed=request.prompt.tolist(),
         )
 
-    def _draft(self, prefixes: Mapping[int, Tensor]) -> dict[int, Draft]:
-        drafts = dict.fromkeys(prefixes, _EMPTY)
+    def _draft(self, active: Sequence[int]) -> dict[int, Draft]:
+        drafts = dict.fromkeys(active, _EMPTY)
         requests: list[DraftRequest] = []
-        for i, prefix in prefixes.items():
+        for i in active:
             row = self.rows[i]
             room = row.stop.remaining - 1  # the round ends with one token of the target's own
             if self._drafter is not None and self._drafter.max_gamma is not None:
                 room = min(room, self._drafter.max_gamma)
             budget = row.controller.budget(room)
             if self._drafting is not None and budget is not None and budget.gamma > 0:
-                # a copy: whatever a drafter does to it, the law is that of the committed tokens
-                requests.append(DraftRequest(row=i, prefix=prefix.clone(), budget=budget, random=row.draft_random))
+                # the drafter's own: whatever it does to it, the law is that of the committed tokens
+                prefix = ids_tensor(row.committed)
+                requests.append(DraftRequest(row=i, prefix=prefix, budget=budget, random=row.draft_random))
         if requests and self._drafting is not None:
             with self._blaming_drafter():
                 proposed = list(self._drafting.propose(requests))
@@ -267,8 +267,8 @@ class DecodeLoop:
             name = getattr(self._drafter, "name", type(self._drafter).__name__)
             raise DrafterError(f"drafter {name!r} raised {error!r}") from error
 
-    def _verify(self, row: Row, prefix: Tensor, draft: Draft, logits: Tensor) -> tuple[Verdict, str, str]:
-        law = row.laws.law(logits, prefix, draft.tree)
+    def _verify(self, row: Row, draft: Draft, logits: Tensor) -> tuple[Verdict, str, str]:
+        law = row.laws.law(logits, row.committed, draft.tree)
         if self._rule is None or len(draft.tree) == 0:
             rule, reason = choose(draft.provenance, greedy=law.greedy)
         else:
@@ -278,7 +278,8 @@ class DecodeLoop:
 
     def _commit(self, index: int, draft: Draft, verdict: Verdict) -> Commit:
         row = self.rows[index]
-        drafted = [int(draft.tree.tokens[node]) for node in verdict.path]
+        tokens = tokens_of(draft.tree)
+        drafted = [tokens[node] for node in verdict.path]
         kept: list[int] = []
         for token in (*drafted, verdict.token):
             kept.append(token)

@@ -41,8 +41,9 @@ from transformers import (
 
 from specdiff.checking import integer, real, sequence, token_ids
 from specdiff.errors import InputError, NumericsError, SpecdiffError
-from specdiff.types import TokenTree
+from specdiff.types import TokenTree, ids_tensor
 
+_NO_IDS = torch.empty(1, 0, dtype=torch.int64)
 _LOWEST_TEMPERATURE = 1e-5  # below it, logits divided by the temperature overflow float32
 
 
@@ -212,27 +213,27 @@ class LawBuilder:
         self.options = options
         self._prompt_length, self._eos_ids = prompt_length, list(eos_ids)
         _check_vocabulary(options, self._eos_ids, vocab_size)
-        self._chains: dict[torch.device, tuple[LogitsProcessor, ...]] = {}
+        self._chains: dict[torch.device, tuple[list[LogitsProcessor], list[LogitsProcessor]]] = {}
         self._chain(torch.device(device))
 
-    def law(self, logits: Tensor, prefix: Tensor, tree: TokenTree) -> Law:
+    def law(self, logits: Tensor, prefix: Tensor | Sequence[int], tree: TokenTree) -> Law:
         """Law of the root row and every node.
 
         Args:
             logits: [N + 1, V].
-            prefix: [L] committed ids.
+            prefix: [L] committed ids; a list becomes a tensor only if a processor reads it.
             tree: N nodes.
 
         Raises:
             NumericsError: a logit is NaN or infinite.
         """
         check_finite(logits)
-        return Law(logits, prefix, tree, self._chain(logits.device), greedy=self.options.greedy)
+        return Law(logits, prefix, tree, *self._chain(logits.device), greedy=self.options.greedy)
 
-    def _chain(self, device: torch.device) -> tuple[LogitsProcessor, ...]:
+    def _chain(self, device: torch.device) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
         if device not in self._chains:
-            chain = _processors(self.options, self._prompt_length, self._eos_ids, device)
-            self._chains[device] = tuple(chain if self.options.greedy else chain + _warpers(self.options, device))
+            processors = _processors(self.options, self._prompt_length, self._eos_ids, device)
+            self._chains[device] = processors, [] if self.options.greedy else _warpers(self.options, device)
         return self._chains[device]
 
 
@@ -241,15 +242,23 @@ class Law:
 
     Args:
         logits: [N + 1, V]. prefix: [L] committed ids. tree: N nodes. processors: applied in order to each row.
+        warpers: applied after them; those of ``transformers``, which neither read the ids nor write in place.
         greedy: whether the law is the argmax.
     """
 
     def __init__(
-        self, logits: Tensor, prefix: Tensor, tree: TokenTree, processors: Sequence[LogitsProcessor], *, greedy: bool
+        self,
+        logits: Tensor,
+        prefix: Tensor | Sequence[int],
+        tree: TokenTree,
+        processors: Sequence[LogitsProcessor],
+        warpers: Sequence[LogitsProcessor],
+        *,
+        greedy: bool,
     ) -> None:
         self.greedy = greedy
         self._logits, self._prefix, self._tree = logits, prefix, tree
-        self._processors = processors
+        self._processors, self._warpers = processors, warpers
         self._rows: dict[int, Tensor] = {}
         self._choices: dict[int, int] = {}
         # One kernel and one transfer where a transfer costs more than the rows nobody asks for.
@@ -269,8 +278,8 @@ class Law:
             else:
                 row = torch.softmax(self._scores(index), dim=-1)
                 # softmax spreads NaN over the whole row, so one entry tells
-                if self._processors and math.isnan(float(row[0])):
-                    raise _nothing_left(self._processors)
+                if (self._processors or self._warpers) and math.isnan(row[0].item()):
+                    raise self._nothing_left()
             self._rows[index] = row
         return self._rows[index]
 
@@ -283,36 +292,52 @@ class Law:
         if index not in self._choices:
             best, token = self._scores(index).max(dim=-1)  # as argmax, but several times faster on a CPU
             if self._processors and not math.isfinite(float(best)):
-                raise _nothing_left(self._processors)
+                raise self._nothing_left()
             self._choices[index] = int(token)
         return self._choices[index]
 
     def _scores(self, index: int) -> Tensor:
+        if not self._processors and not self._warpers:
+            return _at_least_float32(self._logits[index])
         logits = self._logits[index : index + 1]
-        scores = logits if logits.dtype == torch.float64 else logits.float()
-        if not self._processors:
-            return scores[0]
-        if scores.data_ptr() == logits.data_ptr():
-            scores = scores.clone()  # a processor may write in place
-        ids = self._ids(index)[None]
-        for processor in self._processors:
-            scores = _apply(processor, ids, scores)
+        scores = _at_least_float32(logits)
+        if self._processors:
+            if scores.data_ptr() == logits.data_ptr():
+                scores = scores.clone()  # a processor may write in place
+            ids = self._ids(index)[None]
+            for processor in self._processors:
+                scores = _apply(processor, ids, scores)
+        for warper in self._warpers:
+            scores = _apply(warper, _NO_IDS, scores)
         return scores[0]
 
     def _ids(self, index: int) -> Tensor:
+        if not isinstance(self._prefix, Tensor):
+            self._prefix = ids_tensor(self._prefix)
         path: list[int] = []
         node = index - 1
         while node >= 0:
             path.append(int(self._tree.tokens[node]))
             node = self._tree.parents[node]
-        ids = torch.cat([self._prefix, torch.tensor(path[::-1], dtype=torch.int64)])
+        ids = torch.cat([self._prefix, ids_tensor(path[::-1])])
         return ids.to(self._logits.device)
+
+    def _nothing_left(self) -> InputError:
+        names = ", ".join(type(p).__name__ for p in (*self._processors, *self._warpers))
+        return InputError(
+            f"sampling options: expected at least one token with a finite score, got none after {names}; "
+            "loosen the bans and biases, or fix the processor"
+        )
+
+
+def _at_least_float32(logits: Tensor) -> Tensor:
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def check_finite(logits: Tensor) -> None:
     """Raise `NumericsError` if any logit is NaN or infinite (one pass over the data)."""
     low, high = torch.aminmax(logits)
-    if not bool(torch.isfinite(low) & torch.isfinite(high)):
+    if not (math.isfinite(low.item()) and math.isfinite(high.item())):
         bad = (~torch.isfinite(logits)).any(dim=-1).nonzero().flatten().tolist()
         raise NumericsError(
             f"target: logits of rows {bad} are NaN or infinite; check the checkpoint, or use a dtype with more range"
@@ -338,14 +363,6 @@ def _apply(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tensor:
             remedy="return the processed scores",
         )
     return result
-
-
-def _nothing_left(processors: Sequence[LogitsProcessor]) -> InputError:
-    names = ", ".join(type(p).__name__ for p in processors)
-    return InputError(
-        f"sampling options: expected at least one token with a finite score, got none after {names}; "
-        "loosen the bans and biases, or fix the processor"
-    )
 
 
 def _check_vocabulary(o: SamplingOptions, eos_ids: list[int], vocab_size: int) -> None:

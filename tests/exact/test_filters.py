@@ -47,7 +47,7 @@ def view(options: SamplingOptions) -> Callable[[Tensor, TokenTree], TargetLaw]:
 @pytest.mark.parametrize("pair", [flat, sharp], ids=lambda pair: pair.__name__)
 @pytest.mark.parametrize("side", ["target", "draft", "both"])
 @pytest.mark.parametrize("name", FILTERS)
-def test_filters_keep_every_rule_exact(name: str, side: str, pair: Pair) -> None:
+def test_filters_keep_every_rule_exact(name: str, side: str, pair: Pair, figure: Callable[..., None]) -> None:
     """Chain, draws and siblings; rules that use q and rules that do not."""
     plain, q = tables(pair, VOCAB, GAMMA)
     target_options = FILTERS[name] if side != "draft" else PLAIN
@@ -63,4 +63,5 @@ def test_filters_keep_every_rule_exact(name: str, side: str, pair: Pair) -> None
         lambda random: siblings_without_replacement(rows, (2, 1), random),
     ):
         drafts = drafts_of(sampler)
-        assert_exact(target, drafts, rules_for(drafts, greedy=target.greedy))
+        rules = rules_for(drafts, greedy=target.greedy)
+        figure(1, f"{name} on {side}, {pair.__name__}", **assert_exact(target, drafts, rules))

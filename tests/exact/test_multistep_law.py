@@ -87,14 +87,16 @@ def claimed(gamma: int, steps: int, order: str, seed: int = 0) -> Callable[[Rand
 
 @pytest.mark.parametrize("rule", [Ratio(), Block()], ids=lambda r: r.name)
 @pytest.mark.parametrize(("gamma", "steps"), CASES)
-def test_left_to_right_is_exact(gamma: int, steps: int, rule: Rule) -> None:
+def test_left_to_right_is_exact(gamma: int, steps: int, rule: Rule, figure: Callable[..., None]) -> None:
     for seed in range(3):
         law = target(gamma, seed)
         drafts = drafts_of(production(gamma, steps, "left_to_right", seed, temperature=0.8))
         assert abs(sum(weight for weight, _ in drafts) - 1) < 1e-12
         result = run(rule, drafts, law)
-        assert distance(result, law)[0] < 1e-12
+        error = distance(result, law)[0]
+        assert error < 1e-12
         assert result.accepted > 0
+        figure(1, f"{steps} steps, gamma {gamma}", rules=[rule.name], laws=1, runs=result.runs, max_error=error)
 
 
 @pytest.mark.parametrize(("gamma", "steps"), CASES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -123,18 +124,22 @@ def rules_for(drafts: Drafts, *, greedy: bool = False) -> list[Rule]:
     ]
 
 
-def assert_exact(target: Table, drafts: Drafts, rules: list[Rule]) -> None:
-    """Every rule commits p's law."""
+def assert_exact(target: Table, drafts: Drafts, rules: list[Rule]) -> dict[str, Any]:
+    """Every rule commits p's law; the figure of row 1."""
+    worst, runs = 0.0, 0
     assert sum(weight for weight, _ in drafts) == pytest.approx(1, abs=TOLERANCE)
     for rule in rules:
         result = run(rule, drafts, target)
         assert sum(result.committed.values()) == pytest.approx(1, abs=TOLERANCE), rule.name
-        assert distance(result, target)[0] <= TOLERANCE, rule.name
+        error = distance(result, target)[0]
+        assert error <= TOLERANCE, rule.name
+        worst, runs = max(worst, error), runs + result.runs
+    return {"rules": [rule.name for rule in rules], "laws": len(rules), "runs": runs, "max_error": worst}
 
 
 @pytest.mark.parametrize("family", [*PAIRS, "equal"])
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda s: f"{s.name} V={s.vocab} gamma={s.gamma}")
-def test_committed_law_is_the_target_law(setup: Setup, family: str) -> None:
+def test_committed_law_is_the_target_law(setup: Setup, family: str, figure: Callable[..., None]) -> None:
     """The exact proof: all drafts, all decisions, all families."""
     if family == "equal":
         target, q = equal_tables(setup.vocab, setup.gamma)
@@ -143,31 +148,32 @@ def test_committed_law_is_the_target_law(setup: Setup, family: str) -> None:
     else:
         target, q = tables(PAIRS[family], setup.vocab, setup.gamma)
     drafts = setup.drafts(q)
-    assert_exact(target, drafts, rules_for(drafts))
+    figure(1, f"{setup.name}, {family}", **assert_exact(target, drafts, rules_for(drafts)))
 
 
 @pytest.mark.parametrize("family", ["flat", "overlapping"])
 @pytest.mark.parametrize("setup", LARGE, ids=lambda s: f"{s.name} V={s.vocab} gamma={s.gamma}")
-def test_committed_law_is_the_target_law_on_wide_trees(setup: Setup, family: str) -> None:
+def test_committed_law_is_the_target_law_on_wide_trees(setup: Setup, family: str, figure: Callable[..., None]) -> None:
     """Rules that use q, on the widest trees."""
     target, q = tables(PAIRS[family], setup.vocab, setup.gamma)
     drafts = setup.drafts(q)
-    assert_exact(target, drafts, [rule for rule in rules_for(drafts) if Provenance.FIXED not in rule.exact_for])
+    rules = [rule for rule in rules_for(drafts) if Provenance.FIXED not in rule.exact_for]
+    figure(1, f"{setup.name}, {family}", **assert_exact(target, drafts, rules))
 
 
 @pytest.mark.parametrize("setup", [s for s in SETUPS if s.vocab <= 4], ids=lambda s: f"{s.name} V={s.vocab} {s.gamma}")
-def test_every_rule_is_exact_at_temperature_zero(setup: Setup) -> None:
+def test_every_rule_is_exact_at_temperature_zero(setup: Setup, figure: Callable[..., None]) -> None:
     """One-hot p announced as greedy: match included, and all rules commit the argmaxes."""
     target, q = tables(one_hot_p, setup.vocab, setup.gamma, seed=1)
     target.greedy = True
     drafts = setup.drafts(q)
     rules = rules_for(drafts, greedy=True)
     assert RULES["match"] in rules
-    assert_exact(target, drafts, rules)
+    figure(1, f"{setup.name}, temperature 0", **assert_exact(target, drafts, rules))
 
 
 @pytest.mark.parametrize("family", ["flat", "sharp", "one_hot_q"])
-def test_a_draft_vocabulary_may_be_a_subset(family: str) -> None:
+def test_a_draft_vocabulary_may_be_a_subset(family: str, figure: Callable[..., None]) -> None:
     """Columns of q map to target ids; tokens outside have q = 0."""
     target, _ = tables(PAIRS[family], 4, 2)
     _, q = tables(PAIRS[family], 2, 2)
@@ -180,7 +186,7 @@ def test_a_draft_vocabulary_may_be_a_subset(family: str) -> None:
     ):
         drafts = drafts_of(sampler)
         assert set(drafts[0][1].tree.tokens.tolist()) <= {1, 3}
-        assert_exact(target, drafts, rules_for(drafts))
+        figure(1, f"half of the vocabulary, {family}", **assert_exact(target, drafts, rules_for(drafts)))
 
 
 @pytest.mark.parametrize("family", ["flat", "extreme_ratios"])

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -339,7 +340,7 @@ def test_a_manifest_cannot_point_outside_its_folder(store: ModelStore) -> None:
 # Reading weights
 
 
-def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path: Path, met: Callable[[str], None]) -> None:
     whole = safetensors_bytes(WEIGHTS, {"format": "pt"})
     path = write_model(tmp_path) / "model.safetensors"
     for length in range(len(whole)):
@@ -349,6 +350,7 @@ def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole + b"\0")
     with pytest.raises(CheckpointError, match="longer"):
         check_folder(tmp_path)
+    met("truncated safetensors")
 
 
 def test_mutated_headers_raise_checkpoint_errors_only_and_what_passes_the_library_opens(tmp_path: Path, figure) -> None:

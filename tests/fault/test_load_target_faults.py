@@ -17,9 +17,11 @@ from tokenizers.models import WordLevel
 from transformers import BertConfig, BertLMHeadModel, BitsAndBytesConfig, PreTrainedTokenizerFast
 
 from specdiff.errors import CheckpointError, DownloadError, InputError, SpecdiffError, UnsupportedModelError
+from specdiff.models.diffusion import DiffusionLM
 from specdiff.models.load_target import dtype_of, load_target
 from specdiff.models.target import ScoreRequest
 from specdiff.types import TokenTree
+from support.tiny_diffusion import EOS, checkpoint
 from support.tiny_targets import VOCAB, fresh_logits, tiny_model
 
 
@@ -102,11 +104,14 @@ _OPTIONS: dict[str, tuple[dict[str, Any], type[SpecdiffError], str]] = {
 
 
 @pytest.mark.parametrize("fault", _OPTIONS)
-def test_options_that_cannot_be_honoured_are_refused(saved: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_cannot_be_honoured_are_refused(
+    saved: Path, fault: str, monkeypatch: pytest.MonkeyPatch, met: Callable[[str], None]
+) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     options, error, text = _OPTIONS[fault]
     with pytest.raises(error, match=text):
         load_target(saved, **options)
+    met("option that cannot be honoured")
 
 
 def _rewrite_config(**changes: object) -> Callable[[Path], None]:
@@ -174,11 +179,12 @@ _FOLDERS: dict[str, tuple[Callable[[Path], object], type[SpecdiffError], str]] =
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fault", _FOLDERS)
-def test_broken_folders_are_refused(folder: Path, fault: str) -> None:
+def test_broken_folders_are_refused(folder: Path, fault: str, met: Callable[[str], None]) -> None:
     breaks, error, text = _FOLDERS[fault]
     breaks(folder)
     with pytest.raises(error, match=text):
         load_target(folder)
+    met("truncated safetensors" if fault == "weights cut off" else "broken checkpoint")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -209,7 +215,9 @@ def test_what_is_no_model_is_refused(saved: Path, tmp_path: Path) -> None:
         load_target("specdiff-tests/no-such-model")
 
 
-def test_models_that_cannot_be_targets_are_refused_when_loaded(tmp_path: Path, saved: Path) -> None:
+def test_models_that_cannot_be_targets_are_refused_when_loaded(
+    tmp_path: Path, saved: Path, met: Callable[[str], None]
+) -> None:
     """The self-check runs at load time."""
     BertLMHeadModel(BertConfig(**_BERT)).eval().save_pretrained(tmp_path)
     for file in saved.glob("tokenizer*"):
@@ -218,3 +226,15 @@ def test_models_that_cannot_be_targets_are_refused_when_loaded(tmp_path: Path, s
         warnings.simplefilter("ignore")
         with pytest.raises(UnsupportedModelError, match="differently"):
             load_target(tmp_path)
+    met("unfit pair")
+
+
+@pytest.mark.parametrize(
+    "mask", [None, EOS, 10**6], ids=["no mask id", "mask id is EOS", "mask id beyond the vocabulary"]
+)
+def test_a_masked_drafter_without_a_usable_mask_id_is_refused(
+    tmp_path: Path, mask: int | None, met: Callable[[str], None]
+) -> None:
+    with pytest.raises(InputError, match="mask_id"):
+        DiffusionLM.from_pretrained(checkpoint(tmp_path, "dream", mask_token_id=mask))
+    met("no mask id")

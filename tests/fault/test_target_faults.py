@@ -110,7 +110,9 @@ _LOGITS = {
 
 
 @pytest.mark.parametrize("fault", _LOGITS)
-def test_a_row_with_bad_logits_fails_alone(model: PreTrainedModel, expected: list[list[int]], fault: str) -> None:
+def test_a_row_with_bad_logits_fails_alone(
+    model: PreTrainedModel, expected: list[list[int]], fault: str, met: Callable[[str], None]
+) -> None:
     drafter = ScriptedDrafter(lambda r: [3, 4], vocab_size=VOCAB)
     with _broken_forward(model, _spoil(*_LOGITS[fault])):
         loop = _loop(model, drafter, keep_errors=True)
@@ -121,6 +123,7 @@ def test_a_row_with_bad_logits_fails_alone(model: PreTrainedModel, expected: lis
     with _broken_forward(model, _spoil(*_LOGITS[fault])), pytest.raises(NumericsError, match="NaN or infinite"):
         _drain(_loop(model, drafter))
     assert _decode(model, _PROMPTS) == expected
+    met("NaN or infinite row")
 
 
 _RAISED = {
@@ -134,7 +137,7 @@ _RAISED = {
 @pytest.mark.parametrize("when", [0, 2], ids=["prefill", "decode"])
 @pytest.mark.parametrize("fault", _RAISED)
 def test_what_a_forward_pass_raises_is_typed(
-    model: PreTrainedModel, expected: list[list[int]], fault: str, when: int
+    model: PreTrainedModel, expected: list[list[int]], fault: str, when: int, met: Callable[[str], None]
 ) -> None:
     error, text = _RAISED[fault]
     drafter = ScriptedDrafter(lambda r: [3, 4], vocab_size=VOCAB)
@@ -142,9 +145,10 @@ def test_what_a_forward_pass_raises_is_typed(
         _drain(_loop(model, drafter))
     assert caught.value.__cause__ is error
     assert _decode(model, _PROMPTS) == expected
+    met("out of memory" if "memory" in fault else "error inside the target")
 
 
-def test_a_session_goes_on_after_running_out_of_memory(model: PreTrainedModel) -> None:
+def test_a_session_goes_on_after_running_out_of_memory(model: PreTrainedModel, met: Callable[[str], None]) -> None:
     request = ScoreRequest(5, TokenTree(torch.tensor([4, 8, 9]), (-1, -1, 1)))
     session = CausalTarget(model).open(1)
     session.prefill([torch.arange(9)])
@@ -156,6 +160,7 @@ def test_a_session_goes_on_after_running_out_of_memory(model: PreTrainedModel) -
     assert before is not None
     assert after is not None
     torch.testing.assert_close(before, after)
+    met("out of memory")
 
 
 _REQUESTS: dict[str, tuple[Tensor, type[SpecdiffError], str]] = {
@@ -165,22 +170,27 @@ _REQUESTS: dict[str, tuple[Tensor, type[SpecdiffError], str]] = {
     "ids of a larger vocabulary": (torch.tensor([3, VOCAB]), InputError, "own tokenizer"),
     "negative ids": (torch.tensor([3, -1]), InputError, "own tokenizer"),
 }
+_KIND_OF_REQUEST = {ContextOverflowError: "context overflow", InputError: "wrong prompt"}
 
 
 @pytest.mark.parametrize("fault", _REQUESTS)
 def test_requests_that_cannot_be_decoded_are_refused(
-    model: PreTrainedModel, expected: list[list[int]], fault: str
+    model: PreTrainedModel, expected: list[list[int]], fault: str, met: Callable[[str], None]
 ) -> None:
     prompt, error, text = _REQUESTS[fault]
     with pytest.raises(error, match=text):
         _loop(model, None, [_PROMPTS[0], prompt])
     assert _decode(model, _PROMPTS) == expected
+    met(_KIND_OF_REQUEST[error])
 
 
 @pytest.mark.parametrize("layers", [(3,), (-1,), (0, 99)])
-def test_features_of_layers_that_do_not_exist_are_refused(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
+def test_features_of_layers_that_do_not_exist_are_refused(
+    model: PreTrainedModel, layers: tuple[int, ...], met: Callable[[str], None]
+) -> None:
     with pytest.raises(InputError, match="feature_layers"):
         CausalTarget(model).open(1, layers)
+    met("wrong shape")
 
 
 # Faults of the drafter ------------------------------------------------------------------------------------------------
@@ -221,6 +231,10 @@ def _off_path(draft: Draft) -> Draft:
     return Draft(tree, Provenance.IID, DraftLaw(_UNIFORM, (0, -1, -1)), ((0,),))
 
 
+def _on_another_device(draft: Draft) -> Draft:
+    return Draft(TokenTree(draft.tree.tokens.to("meta"), draft.tree.parents))
+
+
 def _changed(index: int, value: float) -> Tensor:
     rows = _UNIFORM.clone()
     rows[0, index] = value
@@ -253,11 +267,30 @@ _DRAFTS: dict[str, tuple[Callable[[Draft], object], str]] = {
     "two paths for one chain": (_with_paths((0, 1), (0,)), "one path over all its nodes"),
     "two equal siblings": (_twins, "same token"),
     "a node that was never drawn": (_off_path, "no path"),
+    "tokens on another device": (_on_another_device, "CPU"),
 }
+_KINDS = {
+    "wrong type": ("None", "a list of ids", "a bare tree"),
+    "NaN or infinite row": ("NaN in q", "infinity in q"),
+    "wrong dtype": ("q of integers",),
+    "wrong device": ("tokens on another device",),
+    "wrong vocabulary": (
+        "a token beyond the vocabulary",
+        "a negative token",
+        "q of a smaller vocabulary",
+        "q of a padded vocabulary",
+        "q whose columns are fewer than its vocabulary",
+        "columns beyond the vocabulary",
+    ),
+    "no law": ("negative q", "q that sums to 2", "logits as q"),
+}
+_KIND_OF_DRAFT = {fault: kind for kind, faults in _KINDS.items() for fault in faults}
 
 
 @pytest.mark.parametrize("fault", _DRAFTS)
-def test_a_faulty_draft_fails_its_row_alone(model: PreTrainedModel, expected: list[list[int]], fault: str) -> None:
+def test_a_faulty_draft_fails_its_row_alone(
+    model: PreTrainedModel, expected: list[list[int]], fault: str, met: Callable[[str], None]
+) -> None:
     make, text = _DRAFTS[fault]
     with pytest.raises(DrafterError, match=text):
         _drain(_loop(model, _Faulty(make)))
@@ -267,13 +300,15 @@ def test_a_faulty_draft_fails_its_row_alone(model: PreTrainedModel, expected: li
     assert loop.rows[1].finish is FinishReason.ERROR
     assert [loop.rows[i].new_tokens for i in (0, 2)] == [expected[0], expected[2]]
     assert _decode(model, _PROMPTS) == expected
+    met(_KIND_OF_DRAFT.get(fault, "wrong shape"))
 
 
-def test_when_every_draft_is_faulty_the_loop_ends(model: PreTrainedModel) -> None:
+def test_when_every_draft_is_faulty_the_loop_ends(model: PreTrainedModel, met: Callable[[str], None]) -> None:
     drafter = ScriptedDrafter(lambda r: [VOCAB], vocab_size=VOCAB)
     loop = _loop(model, drafter, keep_errors=True)
     _drain(loop)
     assert [row.finish for row in loop.rows] == [FinishReason.ERROR] * 3
+    met("wrong vocabulary")
 
 
 class _Raising(ScriptedDrafter):
@@ -299,24 +334,42 @@ class _Raising(ScriptedDrafter):
             raise self._error
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_token_ids_of_another_dtype_are_typed(
+    model: PreTrainedModel, expected: list[list[int]], dtype: torch.dtype, met: Callable[[str], None]
+) -> None:
+    drafter = ScriptedDrafter(lambda r: [3], vocab_size=VOCAB)
+    drafter.propose = lambda requests: [  # type: ignore[method-assign]
+        Draft(TokenTree(torch.tensor([3], dtype=dtype), (-1,))) for _ in requests
+    ]
+    with pytest.raises(DrafterError, match="int64"):
+        _drain(_loop(model, drafter))
+    assert _decode(model, _PROMPTS) == expected
+    met("wrong dtype")
+
+
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyError(3), torch.OutOfMemoryError("CUDA out of memory")])
 @pytest.mark.parametrize("where", ["open", "propose", "observe"])
 def test_what_a_drafter_raises_is_typed(
-    model: PreTrainedModel, expected: list[list[int]], where: str, error: Exception
+    model: PreTrainedModel, expected: list[list[int]], where: str, error: Exception, met: Callable[[str], None]
 ) -> None:
     with pytest.raises(DrafterError, match="drafter 'scripted' raised") as caught:
         _drain(_loop(model, _Raising(where, error)))
     assert caught.value.__cause__ is error
     assert _decode(model, _PROMPTS) == expected
+    met("out of memory" if isinstance(error, torch.OutOfMemoryError) else "raising drafter")
 
 
 @pytest.mark.parametrize("returned", [None, [], [chain([3])] * 5], ids=["None", "none", "too many"])
-def test_a_wrong_number_of_drafts_is_typed(model: PreTrainedModel, expected: list[list[int]], returned: object) -> None:
+def test_a_wrong_number_of_drafts_is_typed(
+    model: PreTrainedModel, expected: list[list[int]], returned: object, met: Callable[[str], None]
+) -> None:
     drafter = ScriptedDrafter(lambda r: [3], vocab_size=VOCAB)
     drafter.propose = lambda requests: returned  # type: ignore[assignment, method-assign, return-value]
     with pytest.raises(DrafterError):
         _drain(_loop(model, drafter))
     assert _decode(model, _PROMPTS) == expected
+    met("wrong shape")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +378,7 @@ def test_a_wrong_number_of_drafts_is_typed(model: PreTrainedModel, expected: lis
     ids=["wrong width", "width of two layers", "wrong dtype"],
 )
 def test_features_that_a_drafter_cannot_use_are_typed(
-    model: PreTrainedModel, expected: list[list[int]], weight: Tensor
+    model: PreTrainedModel, expected: list[list[int]], weight: Tensor, met: Callable[[str], None]
 ) -> None:
     class Reader(ScriptedDrafter):
         def observe(self, observations: Sequence[Observation]) -> None:
@@ -337,13 +390,15 @@ def test_features_that_a_drafter_cannot_use_are_typed(
     with pytest.raises(DrafterError, match="raised RuntimeError"):
         _drain(_loop(model, drafter))
     assert _decode(model, _PROMPTS) == expected
+    met("wrong dtype" if weight.dtype == torch.float64 else "wrong shape")
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block", "match", "multi_round"])
 def test_rules_that_are_not_exact_for_the_draft_are_refused(
-    model: PreTrainedModel, expected: list[list[int]], rule: str
+    model: PreTrainedModel, expected: list[list[int]], rule: str, met: Callable[[str], None]
 ) -> None:
     drafter = ScriptedDrafter(lambda r: [3], vocab_size=VOCAB)
     with pytest.raises(PairingError, match="exact"):
         _loop(model, drafter, rule=rule, temperature=0.8)
     assert _decode(model, _PROMPTS) == expected
+    met("unfit pair")

@@ -112,7 +112,9 @@ class SpoilingSession:
 
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 @pytest.mark.parametrize("shape", [Chain(), Samples(2), Siblings((1,) * 5), BestFirst(8)], ids=str)
-def test_the_target_as_its_own_drafter_has_everything_accepted(shape: Shape, gamma: int) -> None:
+def test_the_target_as_its_own_drafter_has_everything_accepted(
+    shape: Shape, gamma: int, figure: Callable[..., None]
+) -> None:
     oracle = AutoregressiveDrafter(llama(1), vocab_size=VOCAB)
     budget = Budget(gamma=gamma, shape=shape, temperature=ARGMAX)
     rounds = 6
@@ -120,6 +122,7 @@ def test_the_target_as_its_own_drafter_has_everything_accepted(shape: Shape, gam
     for row in loop.rows:
         assert row.new_tokens == plain(llama(1), row.request.prompt, rounds * (gamma + 1))
         totals = Totals.of(row.rounds)
+        figure(9, f"the target as its own drafter, {shape}", min_oracle_acceptance=min(totals.acceptance_by_position))
         assert totals.tau == gamma + 1
         assert totals.acceptance_by_position == (1.0,) * gamma
         assert totals.drafter_passes == rounds * gamma
@@ -140,13 +143,32 @@ def test_after_every_roll_back_everything_is_accepted_again() -> None:
         assert event.record.accepted == (proposed if depth is None or depth > proposed else depth - 1)
 
 
-@pytest.mark.parametrize("depth_of_text", [10, 60, 150])
-def test_acceptance_is_flat_against_depth(depth_of_text: int) -> None:
-    oracle = AutoregressiveDrafter(llama(1), vocab_size=VOCAB)
-    prompts = [torch.arange(n) * 7 % VOCAB for n in (depth_of_text, depth_of_text + 3, 2)]
-    budget = Budget(gamma=3, shape=Chain(), temperature=ARGMAX)
-    loop, _ = decode(llama(1), oracle, budget, prompts=prompts, new_tokens=12)
-    assert all(r.accepted == 3 for row in loop.rows for r in row.rounds)
+ORACLES: dict[str, Callable[[], Drafter]] = {
+    "alone": lambda: AutoregressiveDrafter(llama(1), vocab_size=VOCAB),
+    "windowed": lambda: WindowedDrafter(AutoregressiveDrafter(llama(1), vocab_size=VOCAB), context=400),
+    "in an ensemble": lambda: EnsembleDrafter(
+        [Member(NgramDrafter(vocab_size=VOCAB)), Member(AutoregressiveDrafter(llama(1), vocab_size=VOCAB))]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ORACLES)
+def test_acceptance_is_flat_against_depth(kind: str, figure: Callable[..., None]) -> None:
+    """From depth 2 to 360 of a text, in rows that start at different depths, whatever the loop did before."""
+    prompts = [torch.arange(n) * 7 % VOCAB for n in (10, 60, 163, 300, 2)]
+    gamma, rounds = 3, 15
+    budget = Budget(gamma=gamma, shape=Chain(), temperature=ARGMAX)
+    if kind == "in an ensemble":
+        budget = Budget(gamma=gamma, shape=BestFirst(12), temperature=ARGMAX)
+    loop, _ = decode(llama(1), ORACLES[kind](), budget, prompts=prompts, new_tokens=rounds * (gamma + 1))
+    by_depth: list[float] = []
+    for row in loop.rows:
+        for first in range(0, rounds, 5):
+            some = row.rounds[first : first + 5]
+            by_depth.append(sum(r.accepted for r in some) / sum(r.proposed for r in some))
+    spread = max(by_depth) - min(by_depth)
+    figure(9, f"oracle {kind}", min_oracle_acceptance=min(by_depth), max_spread_over_depth=spread)
+    assert min(by_depth) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,8 @@ def _run(family: str, gamma: int, pattern: str, tree: bool) -> list[str]:
     requests = [Request(prompt=p, index=i, stop=StopOptions(max_new_tokens=_NEW)) for i, p in enumerate(_PROMPTS)]
     loop = DecodeLoop(CausalTarget(model), drafter, requests, budget=budget)
     for _ in loop.run():
-        pass
+        for length, row in zip(loop._session.lengths, loop.rows, strict=True):  # type: ignore[attr-defined]
+            assert row.finish is not None or length == len(row.committed) - 1, "the cache holds what is committed"
     verdicts = [_differs(model, p, row.new_tokens, t) for p, row, t in zip(_PROMPTS, loop.rows, truth, strict=True)]
     for row, verdict in zip(loop.rows, verdicts, strict=True):
         totals = Totals.of(row.rounds)
@@ -111,28 +112,32 @@ def _run(family: str, gamma: int, pattern: str, tree: bool) -> list[str]:
     return verdicts
 
 
-def _compare(gammas: Sequence[int], figure: Callable[..., None], patterns: Sequence[str] = tuple(_PATTERNS)) -> None:
+def _compare(gammas: Sequence[int], figure: Callable[..., None]) -> None:
     verdicts: list[str] = []
     wrong: list[tuple[object, ...]] = []
     for family in SIX:
         for gamma in gammas:
-            for pattern in patterns:
+            for pattern in _PATTERNS:
                 for tree in (False, True):
                     got = _run(family, gamma, pattern, tree)
                     verdicts += got
                     if "different" in got:
                         wrong.append((family, gamma, pattern, "tree" if tree else "chain"))
-    figure(4, "cases equal to generate", cases=len(verdicts), same=verdicts.count("same"), ties=verdicts.count("tie"))
-    print(f"parity with generate: {len(verdicts)} cases, {verdicts.count('same')} equal, {verdicts.count('tie')} ties")
+    counts = {"equal": verdicts.count("same"), "ties": verdicts.count("tie"), "different": verdicts.count("different")}
+    covered = {"architectures": list(SIX), "gammas": list(gammas), "acceptance": list(_PATTERNS)}
+    figure(4, "texts equal to generate's", cases=len(verdicts), **counts, **covered)
     assert not wrong
+
+
+QUICK = (1, 3, 7)
 
 
 def test_tokens_equal_generate_quick_share(figure: Callable[..., None]) -> None:
     assert len({tuple(t) for f in SIX for t in _generated(f)}) == 2 * len(SIX)  # the models say different things
     assert all(len(set(t)) > 5 for f in SIX for t in _generated(f))
-    _compare((1, 3, 7), figure)
+    _compare(QUICK, figure)
 
 
 @pytest.mark.slow
-def test_tokens_equal_generate_over_all_gammas(figure: Callable[..., None]) -> None:
-    _compare(range(1, 17), figure)
+def test_tokens_equal_generate_at_the_other_gammas(figure: Callable[..., None]) -> None:
+    _compare([gamma for gamma in range(1, 17) if gamma not in QUICK], figure)

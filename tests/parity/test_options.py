@@ -189,11 +189,13 @@ def test_tokens_at_temperature_zero(
     )
     options = SamplingOptions(**{**ours, "temperature": 0.0})
     requests = [Request(prompt=PROMPT, sampling=options, stop=StopOptions(max_new_tokens=NEW)) for _ in RIGHT]
+    different = 0
     for gamma in (1, 4, 9):
         loop = DecodeLoop(CausalTarget(model()), Oracle(expected), requests, budget=Budget(gamma=gamma, shape=Chain()))
         list(loop.run())
-        assert [row.committed for row in loop.rows] == [expected] * len(RIGHT)
-    figure(5, f"temperature 0, {name}", cases=3 * len(RIGHT), ignored=0)
+        different += sum(row.committed != expected for row in loop.rows)
+    figure(5, f"temperature 0, {name}", cases=3 * len(RIGHT), different=different, options=sorted(ours))
+    assert not different
 
 
 class RandomTrees(Oracle):
@@ -257,7 +259,7 @@ def test_law_at_every_node(
             laws += 1
         prefix += commits[0].tokens
     assert rounds >= 2  # the prefix of a later round holds tokens of an earlier one
-    figure(5, f"temperature > 0, {name}", laws=laws, ignored=0)
+    figure(5, f"temperature > 0, {name}", laws=laws)
 
 
 def test_the_cases_have_effect() -> None:

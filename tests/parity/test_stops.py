@@ -187,7 +187,8 @@ def test_ends_are_those_of_plain_decoding(kind: str, gammas: Sequence[int], figu
             assert all(r.extra is not None for r in row.rounds[:-1]), where
             assert all(r.accepted <= r.committed for r in row.rounds), where
             checked += 1
-    figure(6, f"{kind} at every offset x budget 1..20, gamma {gammas}", cases=checked)
+    covered = {"ends": [kind], "gammas": list(gammas), "budgets": list(BUDGETS), "offsets": list(OFFSETS)}
+    figure(6, f"{kind} at every offset x budget x gamma", equal=checked, **covered)
 
 
 def test_an_end_inside_a_draft_drops_its_extra_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -53,7 +54,10 @@ def _random_path(generator: torch.Generator, tree: TokenTree) -> tuple[int, ...]
 
 
 @pytest.mark.parametrize("model", _CASES, indirect=True, ids="-".join)
-def test_tree_rows_equal_plain_passes_over_their_paths_in_ragged_batches(model: PreTrainedModel) -> None:
+def test_tree_rows_equal_plain_passes_over_their_paths_in_ragged_batches(
+    model: PreTrainedModel, figure: Callable[..., None]
+) -> None:
+    checked = wrong = 0
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator) for n in (14, 1, 5)]
     rows = [_Row(model, p) for p in prompts]
@@ -77,7 +81,11 @@ def test_tree_rows_equal_plain_passes_over_their_paths_in_ragged_batches(model: 
         if round_number == 1:
             session.finish(1)
         for b in (0, 2) if round_number else (0, 1, 2):
-            assert session.lengths[b] == len(rows[b].ids) - 1
+            checked += 1
+            wrong += session.lengths[b] != len(rows[b].ids) - 1
+    name = f"{model.config.model_type}, {model.config._attn_implementation}"
+    figure(7, f"{name}: cache lengths after every round", lengths_checked=checked, lengths_wrong=wrong)
+    assert not wrong
     assert len(rows[0].ids) > 2 * 9  # crossed the sliding window
 
 
@@ -105,36 +113,57 @@ def test_committed_slots_equal_a_plain_cache(model: PreTrainedModel) -> None:
         torch.testing.assert_close(values, layer.values[0], **_TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "model", [("llama", "sdpa"), ("gemma3_text", "eager"), ("gpt_neox", "sdpa")], indirect=True, ids="-".join
-)
+@pytest.mark.parametrize("model", _CASES, indirect=True, ids="-".join)
 @pytest.mark.parametrize("huge", [1e4, 1e30])
 def test_rejected_slots_that_hold_huge_values_change_nothing(
     model: PreTrainedModel, huge: float, figure: Callable[..., None]
 ) -> None:
     """Row 7: nothing that is not committed is ever read again."""
-    logits = [_decode_with_poison(model, value) for value in (None, huge, -huge)]
-    assert logits[0] == logits[1] == logits[2]
-    text = f"{model.config.model_type}: logits after dead slots were overwritten with +-{huge:g}"
-    figure(7, text, compared=2 * sum(map(len, logits[0])), different=0)
+    (clean, lengths), *poisoned = [_decode_with_poison(model, value) for value in (None, huge, -huge)]
+    assert all(math.isfinite(x) for x in clean)
+    changed = sum(a != b for logits, _ in poisoned for a, b in zip(clean, logits, strict=True))
+    wrong = sum(got != expected for _, pairs in poisoned for got, expected in pairs)
+    window = getattr(model.config, "sliding_window", None)
+    crossed = window is not None and lengths[0][0][0] < window < lengths[-1][0][0]
+    figure(
+        7,
+        f"{model.config.model_type}: dead slots overwritten with +-{huge:g}",
+        architectures=[model.config.model_type],
+        logits_compared=2 * len(clean),
+        logits_changed=changed,
+        lengths_checked=sum(len(pairs) * 2 for _, pairs in poisoned),
+        lengths_wrong=wrong,
+        windows_crossed=int(crossed),
+    )
+    assert not changed
+    assert not wrong
+    assert crossed == (window is not None), "every sliding window is crossed mid-run"
 
 
-def _decode_with_poison(model: PreTrainedModel, value: float | None) -> list[list[float]]:
+def _decode_with_poison(
+    model: PreTrainedModel, value: float | None
+) -> tuple[list[float], list[tuple[list[int], list[int]]]]:
+    """All logits of a run, and after each round the lengths that the cache has and should have."""
     generator = torch.Generator().manual_seed(7)
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator) for n in (6, 11)]
     session = CausalTarget(model).open(2)
     session.prefill(prompts)
-    seen: list[list[float]] = []
-    for _ in range(4):
+    seen: list[float] = []
+    committed = [len(p) - 1 for p in prompts]
+    lengths: list[tuple[list[int], list[int]]] = []
+    for _ in range(5):
         trees = [random_tree(generator, 6) for _ in prompts]
         logits = session.score([ScoreRequest(3, tree) for tree in trees])
-        session.commit([_random_path(generator, tree) for tree in trees])
+        paths = [_random_path(generator, tree) for tree in trees]
+        session.commit(paths)
+        committed = [length + 1 + len(path) for length, path in zip(committed, paths, strict=True)]
+        lengths.append((list(session.lengths), committed))
         for row in logits:
             assert row is not None
-            seen.append(row.flatten().tolist())
+            seen += row.flatten().tolist()
         if value is not None:
             _poison(session, value)
-    return seen
+    return seen, lengths
 
 
 @torch.inference_mode()

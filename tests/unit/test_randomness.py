@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -26,6 +29,29 @@ def test_cdf_agrees_with_inverse_cdf_with_indices_taken_out(dtype):
         masked = weights.clone()
         masked[taken] = 0
         assert Cdf(weights).index(uniform, taken) == inverse_cdf(masked, uniform)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_made_together_draw_as_rows_made_alone(dtype):
+    rows = torch.rand(4, 9, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    rows[1, :3] = 0
+    for row, together in zip(rows, Cdf.of_rows(rows), strict=True):
+        for uniform in (0.0, 0.3, 0.7, 1 - 2**-53, 1.0):
+            assert together.index(uniform) == Cdf(row).index(uniform) == inverse_cdf(row, uniform)
+            assert together.index(uniform, [4, 2]) == Cdf(row).index(uniform, [4, 2])
+
+
+def test_a_stream_is_freed_with_its_last_reference():
+    """Not by the collector of cycles, whose passes walk all that torch and transformers hold."""
+    stream = RandomStream(0, "draft")
+    stream.coin(0.5)
+    gone = weakref.ref(stream)
+    gc.disable()
+    try:
+        del stream
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_each_call_consumes_one_uniform_in_order():

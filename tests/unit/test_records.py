@@ -52,15 +52,13 @@ def test_an_oracle_is_accepted_to_the_last_token_flat_against_depth(gamma: int, 
     assert all(share == 1.0 for share in totals.acceptance_by_position)
     assert totals.rounds == -(-NEW // (gamma + 1)), "every round but the last commits gamma + 1 tokens"
     assert totals.recovered == 0
-    figure(
-        9,
-        f"oracle, gamma {gamma}: acceptance {min(totals.acceptance_by_position):.2f} at every depth, "
-        f"tau {totals.tau:.2f}",
-    )
+    shares = totals.acceptance_by_position
+    spread = max(shares) - min(shares)
+    figure(9, f"oracle, gamma {gamma}", min_oracle_acceptance=min(shares), max_spread_over_depth=spread)
 
 
 @pytest.mark.parametrize("mask", [(1, 0), (1, 1, 0), (0,), (1, 1, 1, 0, 0)])
-def test_totals_equal_a_recount_from_the_streams(mask: tuple[int, ...]) -> None:
+def test_totals_equal_a_recount_from_the_streams(mask: tuple[int, ...], figure: Callable[..., None]) -> None:
     full, gamma = truth(), 4
 
     def script(r: DraftRequest) -> list[int]:
@@ -82,7 +80,9 @@ def test_totals_equal_a_recount_from_the_streams(mask: tuple[int, ...]) -> None:
         tokens += len(commit.tokens)
         assert list(commit.tokens) == full[at : at + len(commit.tokens)]
         at += len(commit.tokens)
-    assert (totals.accepted, totals.tokens) == (accepted, tokens) == (totals.accepted, NEW)
+    miscounted = abs(totals.accepted - accepted) + abs(totals.tokens - tokens) + abs(NEW - tokens)
+    figure(9, f"tokens counted again, drafts right as {mask}", recounted=tokens, miscounted=miscounted)
+    assert not miscounted
     assert totals.accepted + totals.recovered + totals.bonus == NEW
     assert totals.tau == NEW / totals.target_passes
     assert totals.accepted_per_round == accepted / totals.rounds

@@ -75,7 +75,8 @@ def test_the_same_tokens(shape: Shape, figure: Callable[..., None]) -> None:
         for commit in commits:
             streamed[commit.row] += commit.tokens
     assert streamed == together
-    figure(10, f"{type(shape).__name__}: again, alone, reordered, streamed", rows=len(together), different=0)
+    ways = ["again", "alone", "batched", "reordered", "streamed"]
+    figure(10, type(shape).__name__, equal=len(ways) * len(together), ways=ways)
 
 
 def test_seeds_and_indices_differ() -> None:
@@ -90,13 +91,14 @@ def test_a_neighbour_that_is_added_changes_nothing() -> None:
     assert decode([extra, *few], Samples(2))[1:] == decode(few, Samples(2))
 
 
-def test_a_real_model() -> None:
+def test_a_real_model(figure: Callable[..., None]) -> None:
     target = CausalTarget(tiny_model("llama", vocab_size=V, bos_token_id=1))
     together = decode(requests(), Siblings((2, 1, 1)), target=target)
     assert [decode([r], Siblings((2, 1, 1)), target=target)[0] for r in requests()] == together
+    figure(10, "a real model", equal=2 * len(together), ways=["alone", "batched"])
 
 
-def test_a_fresh_process() -> None:
+def test_a_fresh_process(figure: Callable[..., None]) -> None:
     script = (
         "import json, sys; sys.path[:0] = [sys.argv[1]]\n"
         "from unit.test_seeds import SHAPES, decode, requests\n"
@@ -109,4 +111,6 @@ def test_a_fresh_process() -> None:
         text=True,
         timeout=300,
     ).stdout
-    assert json.loads(output.splitlines()[-1]) == {n: decode(requests(), shape) for n, shape in SHAPES.items()}
+    expected = {name: decode(requests(), shape) for name, shape in SHAPES.items()}
+    assert json.loads(output.splitlines()[-1]) == expected
+    figure(10, "a fresh process", equal=sum(map(len, expected.values())), ways=["restarted"])

@@ -12,9 +12,13 @@ from transformers import DynamicCache
 
 from specdiff.errors import SpecdiffError
 from specdiff.models.denoiser import BlockCausalDenoiser
+from specdiff.models.target import CausalTarget
+from specdiff.objectives.base import Objective
 from specdiff.objectives.masked import IGNORED
+from specdiff.objectives.registry import make
 from specdiff.train.acceptance import best_first_depth, measure_acceptance
 from specdiff.train.attention import WindowLayout, dense_mask, register_window_attention
+from specdiff.train.features import TargetFeatures
 from specdiff.train.packed import packed_window_states
 from specdiff.train.trainer import DenoiserTrainer, TrainerConfig
 from specdiff.train.windows import (
@@ -266,12 +270,12 @@ def test_acceptance_of_a_drafter_that_knows_the_answer():
         measure_acceptance(denoiser, [], LABELS_OF)
 
 
-def trainer(output, steps: int = 6, **options) -> DenoiserTrainer:
+def trainer(output, steps: int = 6, objective: Objective | None = None, **options) -> DenoiserTrainer:
     config = TrainerConfig(steps=steps, learning_rate=3e-3, log_steps=1, evaluate_minutes=99.0, **options)
     rows = [counting_row(14, start) for start in range(12)]
     stream_config = StreamConfig(rows_per_batch=4, anchors_per_row=3, window=WINDOW, batches_per_pool=5)
     stream = WindowStream([(rows, 1.0)], LABELS_OF, stream_config)
-    return DenoiserTrainer(make_denoiser(), stream, [counting_row(16, 15)], output, config)
+    return DenoiserTrainer(make_denoiser(), stream, [counting_row(16, 15)], output, config, objective=objective)
 
 
 def test_training_lowers_the_loss_and_leaves_a_usable_denoiser(tmp_path):
@@ -295,8 +299,8 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path):
     first = trainer(tmp_path / "parts")
     original = first._train_step
 
-    def stop_after_three(weights):
-        original(weights)
+    def stop_after_three():
+        original()
         if first.step == 3:
             first._request_stop()
 
@@ -329,3 +333,30 @@ def test_rate_rises_then_falls_to_its_floor():
         TrainerConfig(minutes=0.0)
     with pytest.raises(SpecdiffError, match="ema_decay"):
         TrainerConfig(ema_decay=1.0)
+
+
+def test_training_reads_the_states_that_decoding_hands_over():
+    target, layers = tiny_target(), (0, 2)
+    read = TargetFeatures(target, layers)
+    long, short = row(9, 1, 1), row(5, 1, 2)
+    context = torch.zeros(2, 9, dtype=torch.int64)
+    context[0], context[1, :5] = torch.tensor(long.tokens), torch.tensor(short.tokens)
+    states = read(context)
+    session = CausalTarget(target).open(2, layers)
+    handed = session.prefill([torch.tensor((*long.tokens, 0)), torch.tensor((*short.tokens, 0))])
+    torch.testing.assert_close(states[0], handed[0])
+    torch.testing.assert_close(states[1, :5], handed[1])
+
+
+@pytest.mark.parametrize("name", ["streak", "d_pace", "tree_presence", "sampled_streak"])
+def test_objectives_that_read_labels_train(tmp_path, name):
+    run = trainer(tmp_path, steps=3, objective=make(name))
+    before = [w.clone() for w in run.master.weights]
+    run.run()
+    assert any(not torch.equal(a, b) for a, b in zip(before, run.master.weights, strict=True))
+
+
+@pytest.mark.parametrize("name", ["mdm", "distill_spec"])
+def test_objectives_that_need_more_than_labels_are_refused(tmp_path, name):
+    with pytest.raises(SpecdiffError, match=f"objective: .*{name}"):
+        trainer(tmp_path, objective=make(name))

@@ -19,11 +19,13 @@ def check_draft(draft: object, *, gamma: int, vocab_size: int) -> Draft:
         vocab_size: V of the target.
 
     Raises:
-        DrafterError: it is no `Draft`, too deep, has tokens outside the vocabulary, paths that are none, or a q that is
-            no probability law over the target's (or its own declared) vocabulary.
+        DrafterError: it is no `Draft`, too deep, has tokens outside the vocabulary or off the CPU, paths that are none,
+            or a q that is no probability law over the target's (or its own declared) vocabulary.
     """
     if not isinstance(draft, Draft):
         raise DrafterError(f"drafter: expected a Draft, got {type(draft).__name__}")
+    if draft.tree.tokens.device.type != "cpu":
+        raise DrafterError(f"drafter: token ids must be on the CPU, got them on {draft.tree.tokens.device}")
     tokens = draft.tree.tokens.tolist()
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise DrafterError(f"drafter: token ids must be in [0, {vocab_size}), got {tokens}")
@@ -67,7 +69,7 @@ def _check_law(draft: Draft, law: DraftLaw, vocab_size: int) -> None:
         )
     if any(law.row_of[parent + 1] < 0 for parent in draft.tree.parents):
         raise DrafterError("drafter: every node that has children needs the q row that they were drawn from")
-    sums = rows.sum(dim=-1, dtype=torch.float32)
+    sums = rows.sum(dim=-1, dtype=torch.float32).tolist()
     # NaN fails every comparison, so this refuses it too
-    if not (bool((sums - 1).abs().max() <= _SUM_TOLERANCE) and bool(rows.amin() >= 0)):
+    if not (all(abs(total - 1) <= _SUM_TOLERANCE for total in sums) and rows.amin().item() >= 0):
         raise DrafterError("drafter: q rows must be probabilities that sum to 1 (finite and not negative)")

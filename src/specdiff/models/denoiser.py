@@ -45,6 +45,7 @@ from specdiff.models.tables import embedding_table, output_table
 
 WEIGHTS_NAME = "denoiser.safetensors"
 _VOCAB_KEY = "draft_vocab"
+_FEATURE_EPS = 1e-6
 
 
 class BlockCausalDenoiser(nn.Module):
@@ -57,7 +58,7 @@ class BlockCausalDenoiser(nn.Module):
         config: the `DenoiserConfig`.
         decoder: a transformers decoder without an embedding table.
         mask_embedding: [H], what a MASK row feeds in.
-        feature_projection: linear map from concatenated target features to H, or None.
+        feature_projection: linear map from the target's states, each scaled to one length, to H; or None.
         draft_vocab: [D] int64, sorted target token ids that the head can predict.
         embedding_weight: [V, H], borrowed.
         head_weight: [D, H], borrowed rows of the target's output head.
@@ -207,10 +208,20 @@ class BlockCausalDenoiser(nn.Module):
                     f"features: expected shape {(*tokens.shape, width)}, got {got}; "
                     f"concatenate the target's hidden states of layers {self.config.feature_layers}"
                 )
-            embeds = embeds + self.feature_projection(features.to(embeds.dtype))
+            embeds = embeds + self.feature_projection(self._normalise(features).to(embeds.dtype))
         elif features is not None:
             raise InputError("features: expected None, got a tensor; this denoiser was built without feature_layers")
         return torch.where(is_mask.unsqueeze(-1), self.mask_embedding, embeds)
+
+    def _normalise(self, features: Tensor) -> Tensor:
+        """Scale each layer's state to length 1 / sqrt(F).
+
+        Depth and attention sinks change a state's size a hundredfold; and an optimiser that moves every weight by the
+        learning rate must not swamp the embeddings, which are small, within a few steps.
+        """
+        states = features.float().unflatten(-1, (-1, self.config.hidden_size))
+        scale = features.shape[-1] ** -0.5
+        return nn.functional.rms_norm(states, states.shape[-1:], eps=_FEATURE_EPS).mul(scale).flatten(-2)
 
     def hidden(
         self,

@@ -12,23 +12,36 @@ with anchors :math:`a` (the last committed token), offsets :math:`j` and the tok
 
 Only the chosen hidden rows reach the output head, and they do so in chunks: at no time do logits of more than
 ``chunk`` rows exist. The head is frozen (it is the target's), so the gradient with respect to the hidden rows can be
-made in the same sweep, and nothing is kept for the backward pass but that gradient.
+made in the same sweep (`specdiff.objectives.frozen_head.one_sweep`), and nothing is kept for the backward pass but that
+gradient.
 
-Shape legend: R selected rows, H hidden size, D draft vocabulary.
+An unknown label's row is left out; the rows after it count as before.
+
+Shape legend: A windows, G rows of a window, R selected rows, H hidden size, D draft vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
+from specdiff.checking import real
 from specdiff.errors import InputError
+from specdiff.objectives.base import IGNORED, Windows
+from specdiff.objectives.frozen_head import label_log_q, one_sweep, score_type
+from specdiff.objectives.path import WeightedObjective
 
-IGNORED = -1
-"""Label of a row that takes no part in the loss."""
+__all__ = [
+    "IGNORED",
+    "MaskedCrossEntropy",
+    "MaskedLoss",
+    "masked_cross_entropy",
+    "masked_cross_entropy_reference",
+    "position_weights",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +50,7 @@ class MaskedLoss:
 
     Attributes:
         loss: [] weighted mean, with a gradient.
-        nll: [R] fp32 negative log-likelihood of each row's label; 0 where ignored. No gradient.
+        nll: [R] negative log-likelihood of each row's label; 0 where ignored. fp32 or better, no gradient.
         correct: [R] bool, whether the label is the row's most likely token; False where ignored.
     """
 
@@ -87,9 +100,14 @@ def masked_cross_entropy(
     _check(hidden, head_weight, labels, weights)
     if chunk < 1:
         raise InputError(f"chunk: expected a positive integer, got {chunk}")
-    weights = weights.float().masked_fill(labels == IGNORED, 0.0)
+    weights = weights.to(score_type(hidden)).masked_fill(labels == IGNORED, 0.0)
     weights = weights / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
-    loss, nll, correct = _FrozenHeadLoss.apply(hidden, head_weight, labels, weights, chunk)
+
+    def chunk_loss(rows: Tensor, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        scores = label_log_q(rows, head_weight, labels[part], chunk=chunk)
+        return -(weights[part] * scores.log_q).sum(), -scores.log_q, scores.correct
+
+    loss, nll, correct = one_sweep(hidden, chunk_loss, chunk)
     return MaskedLoss(loss=loss, nll=nll, correct=correct)
 
 
@@ -106,46 +124,36 @@ def masked_cross_entropy_reference(hidden: Tensor, head_weight: Tensor, labels: 
         [] the loss.
     """
     _check(hidden, head_weight, labels, weights)
-    log_q = torch.log_softmax((hidden @ head_weight.T).float(), dim=-1)
+    log_q = torch.log_softmax((hidden @ head_weight.T).to(score_type(hidden)), dim=-1)
     known = labels != IGNORED
     nll = -log_q.gather(1, labels.clamp_min(0)[:, None])[:, 0]
-    weights = weights.float() * known
+    weights = weights.to(log_q.dtype) * known
     return (weights * nll).sum() / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
 
 
-class _FrozenHeadLoss(torch.autograd.Function):
-    """Loss and hidden gradient in one sweep over chunks of rows."""
+@final
+@dataclass(frozen=True, kw_only=True)
+class MaskedCrossEntropy(WeightedObjective):
+    """Whole-window cross-entropy with weights that fall with the offset.
 
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor, chunk: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        nll = torch.zeros(labels.shape, dtype=torch.float32, device=hidden.device)
-        correct = torch.zeros(labels.shape, dtype=torch.bool, device=hidden.device)
-        grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        for start in range(0, hidden.shape[0], chunk):
-            rows = slice(start, start + chunk)
-            label, known = labels[rows].clamp_min(0), labels[rows] != IGNORED
-            logits = (hidden[rows] @ head_weight.T).float()
-            top, best = logits.max(dim=-1, keepdim=True)
-            picked = logits.gather(1, label[:, None])
-            mass = logits.sub_(top).exp_()
-            total = mass.sum(dim=-1, keepdim=True)
-            nll[rows] = torch.where(known, (total.log() + top - picked)[:, 0], 0.0)
-            correct[rows] = known & (best[:, 0] == label)
-            if grad is not None:
-                scale = weights[rows, None]
-                mass.mul_(scale / total)
-                mass.scatter_add_(1, label[:, None], -scale)
-                grad[rows] = mass.to(head_weight.dtype) @ head_weight
-        ctx.save_for_backward(grad)
-        ctx.mark_non_differentiable(nll, correct)
-        return (weights * nll).sum(), nll, correct
+    Attributes:
+        decay: ratio of one offset's weight to the one before, in (0, 1].
+    """
 
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = ctx.saved_tensors
-        return (None if grad is None else grad * grad_outputs[0].to(grad.dtype)), None, None, None, None
+    name: ClassVar[str] = "cross_entropy"
+
+    decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        """Reject a decay out of range."""
+        remedy = "1 weighs all offsets alike, less favours the first"
+        real("decay", self.decay, lambda x: 0 < x <= 1, expected="a number in (0, 1]", remedy=remedy)
+
+    def row_weights(self, windows: Windows) -> Tensor:
+        """Return [A, G] decaying weights that sum to 1 over the known labels."""
+        weights = position_weights(windows.labels.shape[1], self.decay).to(windows.known.device) * windows.known
+        weights = weights.to(score_type(windows.hidden))
+        return weights / weights.sum().clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def _check(hidden: Tensor, head_weight: Tensor, labels: Tensor, weights: Tensor) -> None:

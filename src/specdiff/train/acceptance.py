@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdiff.errors import InputError
 from specdiff.objectives.masked import IGNORED
+from specdiff.train.features import Features, no_features
 from specdiff.train.packed import packed_window_states
 from specdiff.train.windows import AnswerRow, pack
 from specdiff.trees.best_first import best_first
@@ -46,7 +47,12 @@ class Acceptance:
 
 @torch.no_grad()
 def measure_acceptance(
-    denoiser: BlockCausalDenoiser, rows: Sequence[AnswerRow], labels_of: Tensor, *, tree_nodes: int = 24
+    denoiser: BlockCausalDenoiser,
+    rows: Sequence[AnswerRow],
+    labels_of: Tensor,
+    *,
+    tree_nodes: int = 24,
+    features: Features = no_features,
 ) -> Acceptance:
     """Replay answers with the denoiser's drafts.
 
@@ -55,6 +61,7 @@ def measure_acceptance(
         rows: prompts with the target's T = 0 answers.
         labels_of: [V] from `specdiff.train.windows.label_table`.
         tree_nodes: nodes of the best-first tree.
+        features: makes the target's states, for denoisers that read them.
 
     Returns:
         Mean tokens a round over all rounds of all rows.
@@ -72,7 +79,7 @@ def measure_acceptance(
     width = min(tree_nodes, denoiser.draft_vocab.numel())  # no rank beyond the size of the tree can be in it
     for row in rows:
         batch = pack([row], [list(row.anchors)], window=denoiser.window, labels_of=labels_of)
-        states = packed_window_states(denoiser, batch)[0]
+        states = packed_window_states(denoiser, batch, features=features(batch.context))[0]
         log_q, columns = torch.log_softmax(denoiser.head(states).float(), -1).topk(width, dim=-1)
         labels = batch.labels[0]
         correct = columns[..., 0] == labels

@@ -17,8 +17,10 @@ from torch import Tensor
 from specdiff.errors import CheckpointError, InputError
 from specdiff.files import write_atomically
 from specdiff.models.denoiser import BlockCausalDenoiser
-from specdiff.objectives.masked import IGNORED, masked_cross_entropy, position_weights
+from specdiff.objectives.base import Objective, Windows
+from specdiff.objectives.masked import MaskedCrossEntropy
 from specdiff.train.acceptance import measure_acceptance
+from specdiff.train.features import Features, no_features
 from specdiff.train.packed import packed_window_states
 from specdiff.train.windows import AnswerRow, WindowStream, label_table
 
@@ -38,7 +40,6 @@ class TrainerConfig:
         weight_decay: for matrices; vectors have none.
         betas: AdamW's.
         clip: largest gradient norm.
-        position_decay: ratio of the loss weights of neighbouring offsets.
         ema_decay: of the averaged weights; 0 for none.
         log_steps: steps between metrics lines.
         checkpoint_minutes: time between checkpoints.
@@ -54,7 +55,6 @@ class TrainerConfig:
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
-    position_decay: float = 0.8
     ema_decay: float = 0.99
     log_steps: int = 10
     checkpoint_minutes: float = 5.0
@@ -158,6 +158,9 @@ class DenoiserTrainer:
         held_out: Sequence[AnswerRow],
         output: str | Path,
         config: TrainerConfig,
+        *,
+        features: Features = no_features,
+        objective: Objective | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -167,7 +170,21 @@ class DenoiserTrainer:
             held_out: T = 0 answers to measure acceptance on; may be empty.
             output: directory, created if needed.
             config: how to train.
+            features: makes the target's states, for denoisers that read them.
+            objective: one that reads labels only; None = cross-entropy over the whole window.
+
+        Raises:
+            InputError: the objective needs what this loop does not make.
         """
+        self.objective = objective or MaskedCrossEntropy()
+        if self.objective.needs_target or self.objective.needs_masking:
+            raise InputError.of(
+                "objective",
+                expected="one that reads whole masked windows and their labels",
+                got=self.objective.name,
+                remedy="use cross_entropy, d_pace, streak, sampled_streak or tree_presence",
+            )
+        self.features = features
         self.denoiser, self.stream, self.held_out, self.config = denoiser, stream, held_out, config
         self.output = Path(output)
         self.output.mkdir(parents=True, exist_ok=True)
@@ -189,17 +206,18 @@ class DenoiserTrainer:
         handlers = {s: signal.signal(s, self._request_stop) for s in (signal.SIGTERM, signal.SIGINT)}
         due_checkpoint = self.seconds + 60.0 * self.config.checkpoint_minutes
         due_evaluation = self.seconds
-        weights = position_weights(self.stream.config.window, self.config.position_decay)
         self.denoiser.train()
-        last = time.perf_counter()
+        last, first = time.perf_counter(), True
         try:
             while self.progress < 1.0 and not self._stop:
                 if self.held_out and self.seconds >= due_evaluation:
                     self.evaluate()
                     due_evaluation = self.seconds + 60.0 * self.config.evaluate_minutes
-                self._train_step(weights)
+                self._train_step()
                 now = time.perf_counter()
-                self.seconds, last = self.seconds + now - last, now
+                if not first:  # which may compile for minutes
+                    self.seconds += now - last
+                first, last = False, now
                 if self.seconds >= due_checkpoint:
                     self.checkpoint()
                     due_checkpoint = self.seconds + 60.0 * self.config.checkpoint_minutes
@@ -210,24 +228,22 @@ class DenoiserTrainer:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def _train_step(self, weights: Tensor) -> None:
+    def _train_step(self) -> None:
         started = time.perf_counter()
         batch = self.stream.batch(self.step)
-        hidden = packed_window_states(self.denoiser, batch).flatten(0, 2)
-        labels = batch.labels.flatten()
-        picked = (labels != IGNORED).nonzero()[:, 0]
-        row_weights = weights.repeat(labels.numel() // weights.numel())[picked]
-        result = masked_cross_entropy(hidden[picked], self.denoiser.head_weight, labels[picked], row_weights)
+        states = packed_window_states(self.denoiser, batch, features=self.features(batch.context))
+        windows = Windows(
+            hidden=states.flatten(0, 1), head_weight=self.denoiser.head_weight, labels=batch.labels.flatten(0, 1)
+        )
+        result = self.objective.loss(windows)
         result.loss.backward()
         rate = self.config.rate(self.progress)
         norm = self.master.step(rate, self.step)
         self.step += 1
         self.windows += batch.num_windows
         if self.step % self.config.log_steps == 0:
-            offsets = picked % weights.numel()
-            count = torch.bincount(offsets, minlength=weights.numel()).clamp_min(1)
-            nll = torch.zeros_like(weights).index_add_(0, offsets, result.nll) / count
-            hits = torch.zeros_like(weights).index_add_(0, offsets, result.correct.float()) / count
+            count = result.scored.sum(0).clamp_min(1)
+            nll, hits = -result.log_q.sum(0) / count, result.correct.sum(0) / count
             self._log(
                 "train",
                 loss=float(result.loss.detach()),
@@ -243,7 +259,7 @@ class DenoiserTrainer:
         """Measure acceptance on the held-out answers, of the averaged weights if there are any."""
         name = "raw" if self.master.average is None else "ema"
         self.master.load(self.master.weights if self.master.average is None else self.master.average)
-        result = measure_acceptance(self.denoiser, self.held_out, self.labels_of)
+        result = measure_acceptance(self.denoiser, self.held_out, self.labels_of, features=self.features)
         self.master.load(self.master.weights)
         self._log("evaluate", weights=name, **asdict(result))
 

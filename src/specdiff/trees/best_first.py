@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdiff.errors import InputError
-from specdiff.types import Draft, TokenTree
+from specdiff.types import Draft, TokenTree, ids_tensor
 
 
 def best_first(log_probs: Tensor, nodes: int, vocab: Tensor | None = None, *, source: str = "") -> Draft:
@@ -59,5 +59,5 @@ def best_first(log_probs: Tensor, nodes: int, vocab: Tensor | None = None, *, so
             if row + 1 < len(gains):
                 found += 1
                 heapq.heappush(heap, (cost - gains[row + 1][0], found, node, row + 1, 0, -cost))
-    tokens = torch.tensor(columns, dtype=torch.int64)
+    tokens = ids_tensor(columns)
     return Draft(TokenTree(tokens if vocab is None else vocab.cpu()[tokens], tuple(parents)), source=source)

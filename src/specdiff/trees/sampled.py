@@ -9,13 +9,13 @@ Shapes: G depth of the window, W draft vocabulary, K draws, N nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-import torch
 from torch import Tensor
 
 from specdiff.errors import InputError
 from specdiff.randomness import Cdf, Random
-from specdiff.types import Draft, DraftLaw, Provenance, TokenTree
+from specdiff.types import Draft, DraftLaw, Provenance, TokenTree, ids_tensor
 
 
 def sample_chain(probs: Tensor, random: Random, vocab: Tensor | None = None, *, source: str = "") -> Draft:
@@ -43,7 +43,7 @@ def sample_paths(probs: Tensor, k: int, random: Random, vocab: Tensor | None = N
     """
     if k < 1:
         raise InputError.of("k", expected="an integer >= 1", got=k, remedy="draw at least one chain")
-    drawn = [[random.draw(cdf) for _ in range(k)] for cdf in map(Cdf, probs)]
+    drawn = [[random.draw(cdf) for _ in range(k)] for cdf in Cdf.of_rows(probs)]
     chains = [[position[draw] for position in drawn] for draw in range(k)]
     return _from_paths(chains, probs, vocab, Provenance.IID, source)
 
@@ -69,9 +69,10 @@ def siblings_without_replacement(
     parents: list[int] = []
     row_of = [-1]
     level = [-1]
-    for depth, width in enumerate(widths[: len(probs)]):
-        cdf = Cdf(probs[depth])
-        width = min(width, int(torch.count_nonzero(probs[depth] > 0)))
+    used = probs[: len(widths)]
+    possible = cast("list[int]", (used > 0).sum(dim=-1).tolist())  # pyright: ignore[reportUnknownMemberType]
+    for depth, (width, cdf) in enumerate(zip(widths, Cdf.of_rows(used), strict=False)):
+        width = min(width, possible[depth])
         below: list[int] = []
         for parent in level:
             row_of[parent + 1] = depth
@@ -119,10 +120,11 @@ def _from_paths(
 ) -> Draft:
     columns, parents, paths = merge(chains)
     tree = TokenTree(_ids(columns, vocab), tuple(parents))
-    row_of = tuple(depth if depth < len(probs) else -1 for depth in (0, *tree.depths))
+    rows = len(probs)
+    row_of = tuple(depth if depth < rows else -1 for depth in (0, *tree.depths))
     return Draft(tree, provenance, DraftLaw(probs, row_of, vocab), tuple(paths), source)
 
 
 def _ids(columns: Sequence[int], vocab: Tensor | None) -> Tensor:
-    ids = torch.tensor(columns, dtype=torch.int64)
+    ids = ids_tensor(columns)
     return ids if vocab is None else vocab.cpu()[ids]

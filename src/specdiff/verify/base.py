@@ -6,6 +6,7 @@ model, no drafter and no global generator, and it declares for which drafts it i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 from torch import Tensor
@@ -122,10 +123,20 @@ def draws_of(draft: Draft) -> list[list[int]]:
     return draws
 
 
+def probabilities_of(tokens: Sequence[int], p: Tensor) -> list[float]:
+    """p(x) of some tokens; one transfer where p is on another device."""
+    if p.device.type != "cpu":
+        return cast("list[float]", p[list(tokens)].tolist())  # pyright: ignore[reportUnknownMemberType]
+    row = p.numpy(force=True)  # costs a tenth of indexing a tensor by a list
+    return [float(row[token]) for token in tokens]
+
+
 def dense_q(law: DraftLaw | None, node: int, like: Tensor) -> Tensor:
     """The q row [V] that the children of ``node`` (-1: the root) were drawn from, dense, on the device of ``like``."""
     assert law is not None, "a draft without q reached a rule that uses q: call check first"
-    row = law.rows[law.row_of[node + 1]].to(device=like.device, dtype=like.dtype)
+    row = law.rows[law.row_of[node + 1]]
+    if row.dtype != like.dtype or row.device != like.device:
+        row = row.to(device=like.device, dtype=like.dtype)
     if law.vocab is None:
         return row
     dense = like.new_zeros(like.shape)
@@ -139,14 +150,14 @@ def acceptance(p: Tensor, q: Tensor, token: int) -> float:
     A token that q cannot have drawn (its probability underflowed in this dtype) is rejected: the residual then emits it
     where p wants it.
     """
-    drawn = float(q[token])
-    return float(p[token]) / drawn if drawn > 0 else 0.0
+    drawn = q[token].item()
+    return p[token].item() / drawn if drawn > 0 else 0.0
 
 
 def positive_part(weights: Tensor, fallback: Tensor) -> Tensor:
     """Clamp ``weights`` at 0; ``fallback`` where nothing is left (p = q up to rounding: the residual is not needed)."""
     clamped = weights.clamp_min(0)
-    return clamped if bool(clamped.sum() > 0) else fallback
+    return clamped if clamped.sum().item() > 0 else fallback
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -174,4 +185,4 @@ def without(weights: Tensor, token: int) -> Tensor:
     rest = weights.clone()
     rest[token] = 0
     total = rest.sum()
-    return rest / total if bool(total > 0) else rest
+    return rest / total if total.item() > 0 else rest

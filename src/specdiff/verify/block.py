@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, acceptance, dense_q, keep, require
+from specdiff.verify.base import TargetLaw, acceptance, dense_q, keep, require, tokens_of
 
 
 class Block:
@@ -27,12 +27,13 @@ class Block:
         S_i / (S_i + 1 - a_i), S_i = sum_x (a_i p(x) - q(x))+, and the token after it is drawn from that positive part.
         """
         require(self, draft, law)
+        tokens = tokens_of(draft.tree)
         path = draft.paths[0] if draft.paths else ()
         rates = [1.0]
         for row, node in zip((0, *(n + 1 for n in path)), path, strict=False):
             p = law.row(row)
             q = dense_q(draft.law, row - 1, like=p)
-            rate = min(1.0, rates[-1] * acceptance(p, q, int(draft.tree.tokens[node])))
+            rate = min(1.0, rates[-1] * acceptance(p, q, tokens[node]))
             if rate == 0.0:  # no longer prefix can be kept either
                 break
             rates.append(rate)
@@ -42,7 +43,7 @@ class Block:
             row = path[length - 1] + 1 if length else 0
             p = law.row(row)
             left = (rates[length] * p - dense_q(draft.law, row - 1, like=p)).clamp_min(0)
-            total = float(left.sum())
+            total = left.sum().item()
             if random.coin(keep(rates[length], total)):
                 return Verdict(path[:length], random.draw(left if total > 0 else p), Extra.RECOVERED)
         raise AssertionError("the empty prefix is always kept")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from specdiff.errors import PairingError
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, positive_part, without
+from specdiff.verify.base import TargetLaw, positive_part, tokens_of, without
 
 
 class PointMass:
@@ -39,11 +39,11 @@ class PointMass:
 
 def accept_path(path: Sequence[int], draft: Draft, law: TargetLaw, random: Random) -> Verdict:
     """Point-mass acceptance down one root-down path of node ids."""
+    tokens = tokens_of(draft.tree)
     row = 0
     for depth, node in enumerate(path):
-        token = int(draft.tree.tokens[node])
-        p = law.row(row)
-        if not random.coin(float(p[token])):
+        token, p = tokens[node], law.row(row)
+        if not random.coin(p[token].item()):
             # p(x) = 1 up to rounding leaves nothing; x itself is then as good as certain
             rest = positive_part(without(p, token), fallback=p)
             return Verdict(tuple(path[:depth]), random.draw(rest), Extra.RECOVERED)

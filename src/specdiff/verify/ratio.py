@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specdiff.randomness import Random
 from specdiff.types import Draft, Extra, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, acceptance, dense_q, require, residual
+from specdiff.verify.base import TargetLaw, acceptance, dense_q, require, residual, tokens_of
 
 
 class Ratio:
@@ -18,10 +18,11 @@ class Ratio:
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Use one coin a visited token, and one draw."""
         require(self, draft, law)
+        tokens = tokens_of(draft.tree)
         path = draft.paths[0] if draft.paths else ()
         row = 0
         for depth, node in enumerate(path):
-            token = int(draft.tree.tokens[node])
+            token = tokens[node]
             p = law.row(row)
             q = dense_q(draft.law, row - 1, like=p)
             if not random.coin(acceptance(p, q, token)):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from specdiff.randomness import Random
 from specdiff.trees.paths import leaf_paths
 from specdiff.types import Draft, Provenance, Verdict
-from specdiff.verify.base import TargetLaw, children_of
+from specdiff.verify.base import TargetLaw, children_of, probabilities_of, tokens_of
 from specdiff.verify.point_mass import accept_path
 
 
@@ -46,11 +46,11 @@ def score(path: Sequence[int], reach: Sequence[float]) -> float:
 def path_probabilities(draft: Draft, law: TargetLaw) -> list[float]:
     """Product of p along the path down to each node; rows below a node that p cannot reach are not asked for."""
     reach = [0.0] * len(draft.tree)
+    tokens = tokens_of(draft.tree)
     for row, nodes in enumerate(children_of(draft.tree)):
         above = reach[row - 1] if row else 1.0
         if nodes and above > 0:
-            p = law.row(row)
-            steps = p[draft.tree.tokens[nodes].to(p.device)].cpu()  # one transfer a row
+            steps = probabilities_of([tokens[node] for node in nodes], law.row(row))
             for node, step in zip(nodes, steps, strict=True):
-                reach[node] = above * float(step)
+                reach[node] = above * step
     return reach

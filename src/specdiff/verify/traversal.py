@@ -82,7 +82,7 @@ def _fail(parent: _Visit, token: int, *, distinct: bool) -> None:
     """Go on at ``parent`` after the subtree of its child ``token`` failed."""
     assert parent.q is not None
     left = (parent.rate * parent.p - parent.q).clamp_min(0)
-    total = float(left.sum())
+    total = left.sum().item()
     parent.rate = keep(parent.rate, total)
     if total > 0:  # else the rate is 0, or the failure had probability 0 up to rounding
         parent.p = left / total
