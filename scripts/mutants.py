@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXACT = ("tests/exact/test_rules_exact.py",)
+DRAFT_LAW = ("tests/exact/test_draft_law.py",)
 LOOP = ("tests/statistical/test_loop_law.py",)
 STREAM = ("tests/unit/test_text_stream.py",)
 
@@ -59,7 +60,7 @@ MUTANTS = (
         "    if isinstance(shape, Chain):\n        hot = torch.softmax(logits / budget.temperature / 0.7, dim=-1)\n"
         "        from dataclasses import replace\n        draft = sample_chain(hot, random, vocab, source=source)\n"
         "        return replace(draft, law=replace(draft.law, rows=probs))",
-        LOOP,
+        DRAFT_LAW,
     ),
     Mutant("residual = p", "verify/base.py", "    return left / left.sum()", "    return p", EXACT),
     Mutant("residual not renormalised", "verify/base.py", "    return left / left.sum()", "    return left", EXACT),
