@@ -73,13 +73,14 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=2000)
     parser.add_argument("--step", type=int, default=250)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-plain", action="store_true", help="leave plain decoding out")
     parser.add_argument("--out", type=Path, required=True)
     o = parser.parse_args()
     torch.set_num_threads(1)
     decoder = load(o.target, o.drafter, dtype=o.dtype)
     plain = SpeculativeDecoder(decoder.target, None, decoder.tokenizer)
     result = {"options": {k: str(v) for k, v in vars(o).items()}}
-    for name, one in (("specdiff", decoder), ("plain", plain)):
+    for name, one in (("specdiff", decoder), *([] if o.no_plain else [("plain", plain)])):
         print(name)
         result[name] = run(one, o.temperature, o.max_new_tokens, o.step, o.seed)
     write_text(o.out, json.dumps(result, indent=1))

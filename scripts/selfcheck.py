@@ -148,7 +148,18 @@ def run_tests(row: Row, *, full: bool) -> Outcome:
         marks += " and not slow and not proof"
     with tempfile.TemporaryDirectory() as folder:
         report, figures = Path(folder) / "report.xml", Path(folder) / "figures.jsonl"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "junit_family=xunit1",
+            "-m",
+            marks,
+        ]
         command += ["--figures", str(figures), "--junitxml", str(report), *row.tests]
         began = time.monotonic()
         done = subprocess.run(

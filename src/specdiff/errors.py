@@ -12,6 +12,8 @@
     │   └── NumericsError                 NaN or infinite logits
     ├── DrafterError (also RuntimeError)  a drafter raised, or returned something that is not a draft
     └── DownloadError (also OSError)      fetching a model failed; what was fetched is kept for resuming
+
+Those of corpora stand beside their kinds of broken line in `specdiff.corpus.problems`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from transformers.utils import logging
 
-from specdiff.cli import chat, doctor, generate, models, profile
+from specdiff.cli import chat, corpus, doctor, generate, models, profile
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.command("profile")(profile.profile)
 app.add_typer(models.app, name="models")
+app.add_typer(corpus.app, name="corpus")
 
 
 def main() -> None:
