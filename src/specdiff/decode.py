@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -185,7 +185,8 @@ class DecodeLoop:
             if self.rows[i].finish is not None:
                 self._session.finish(i)
                 if self._drafting is not None:
-                    self._drafting.rewind(i, 0)
+                    with self._blaming_drafter():
+                        self._drafting.rewind(i, 0)
         return commits
 
     def _row(self, request: Request, controller: Callable[[Budget], Controller]) -> Row:
@@ -236,20 +237,27 @@ class DecodeLoop:
             room = row.stop.remaining - 1  # the round ends with one token of the target's own
             if self._drafter is not None and self._drafter.max_gamma is not None:
                 room = min(room, self._drafter.max_gamma)
-            budget = row.controller.budget(room)
+            try:
+                budget = _checked_budget(row.controller, room)
+            except SpecdiffError as error:
+                self._fail(i, error)
+                del drafts[i]
+                continue
             if self._drafting is not None and budget is not None and budget.gamma > 0:
                 # the drafter's own: whatever it does to it, the law is that of the committed tokens
                 prefix = ids_tensor(row.committed)
                 requests.append(DraftRequest(row=i, prefix=prefix, budget=budget, random=row.draft_random))
         if requests and self._drafting is not None:
+            assert self._drafter is not None
             with self._blaming_drafter():
+                declared = [self._drafter.provenance(r.budget) for r in requests]
                 proposed = list(self._drafting.propose(requests))
             if len(proposed) != len(requests):
                 raise DrafterError(f"drafter: expected {len(requests)} drafts, got {len(proposed)}")
-            for request, draft in zip(requests, proposed, strict=True):
+            for request, draft, kind in zip(requests, proposed, declared, strict=True):
                 try:
                     drafts[request.row] = check_draft(
-                        draft, gamma=request.budget.gamma, vocab_size=self._target.vocab_size
+                        draft, gamma=request.budget.gamma, vocab_size=self._target.vocab_size, declared=kind
                     )
                 except DrafterError as error:
                     self._fail(request.row, error)
@@ -305,3 +313,21 @@ class DecodeLoop:
         if not self._keep_errors:
             raise error
         self.rows[index].error, self.rows[index].finish = error, FinishReason.ERROR
+
+
+def _checked_budget(controller: Controller, room: int) -> Budget | None:
+    """What the controller asks for, within what the request can still commit.
+
+    Raises:
+        InputError: it is no budget, or has numbers that mean nothing.
+    """
+    budget = controller.budget(room)
+    if budget is None:
+        return None
+    if not isinstance(budget, Budget):  # pyright: ignore[reportUnnecessaryIsInstance] - other people's code
+        raise InputError.of(
+            "controller", expected="a Budget or None", got=budget, remedy="return one from Controller.budget"
+        )
+    if budget.gamma != 0:  # 0: no draft this round
+        budget.validate()
+    return budget if budget.gamma <= room else replace(budget, gamma=max(room, 0))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from specdiff.checking import integer
 from specdiff.control.base import Controller, FixedBudget
 from specdiff.control.defaults import default_budget
 from specdiff.decode import DecodeLoop, Request, Row
@@ -252,6 +253,11 @@ class SpeculativeDecoder:
         chat: bool,
     ) -> Request:
         sampling, stop = sampling or SamplingOptions(), stop or StopOptions()
+        for name, value, kind in (("sampling", sampling, SamplingOptions), ("stop", stop, StopOptions)):
+            if not isinstance(value, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InputError.of(
+                    name, expected=f"{kind.__name__} or None", got=value, remedy=f"make one: {kind.__name__}(...)"
+                )
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
         if max_new_tokens is not None:
@@ -261,6 +267,7 @@ class SpeculativeDecoder:
             decode = cast(
                 "Callable[[Sequence[int]], str]", functools.partial(self.tokenizer.decode, skip_special_tokens=True)
             )
+        seed = integer("seed", seed, 0, remedy="pass an integer >= 0; the same one gives the same text")
         return Request(
             prompt=self.encode(prompt, chat=chat), sampling=sampling, stop=stop, seed=seed, index=index, decode=decode
         )

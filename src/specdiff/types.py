@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdiff.checking import integer, real, sequence
 from specdiff.errors import InputError
 
 
@@ -184,23 +185,27 @@ class Budget:
         Raises:
             InputError: gamma, a count or the draft temperature is out of range.
         """
-        counts = {"gamma": self.gamma}
+        if not isinstance(self.shape, (Chain, Samples, Siblings, BestFirst)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError.of(
+                "shape", expected="a Chain, Samples, Siblings or BestFirst", got=self.shape, remedy="make one of these"
+            )
+        counts: dict[str, object] = {"gamma": self.gamma}
         if isinstance(self.shape, Samples):
             counts["k"] = self.shape.k
         elif isinstance(self.shape, BestFirst):
             counts["nodes"] = self.shape.nodes
         elif isinstance(self.shape, Siblings):
-            counts |= {f"widths[{i}]": w for i, w in enumerate(self.shape.widths)} or {"widths": 0}
+            widths = sequence("widths", self.shape.widths, expected="a tuple of integers", remedy="one for each depth")
+            counts |= {f"widths[{i}]": w for i, w in enumerate(widths)} or {"widths": 0}
         for name, count in counts.items():
-            if count < 1:
-                raise InputError.of(name, expected="an integer >= 1", got=count, remedy="draft at least one token")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise InputError.of(
-                "draft temperature",
-                expected="a finite number > 0",
-                got=self.temperature,
-                remedy="use a best-first tree for argmax drafts",
-            )
+            integer(name, count, 1, remedy="draft at least one token")
+        real(
+            "draft temperature",
+            self.temperature,
+            lambda value: 0 < value < math.inf,
+            expected="a finite number > 0",
+            remedy="use a best-first tree for argmax drafts",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -259,6 +260,16 @@ _DRAFTS: dict[str, tuple[Callable[[Draft], object], str]] = {
     "q of integers": (_with_law(torch.ones(1, VOCAB, dtype=torch.int64)), r"\[M, W\]"),
     "q whose columns are fewer than its vocabulary": (_with_law(_UNIFORM, vocab=torch.arange(9)), "9 columns"),
     "columns beyond the vocabulary": (_with_law(torch.tensor([[0.5, 0.5]]), vocab=torch.tensor([3, 200])), "q columns"),
+    "a column twice": (_with_law(torch.full((1, 3), 1 / 3), vocab=torch.tensor([3, 4, 4])), "each once"),
+    "columns in no order": (_with_law(torch.full((1, 3), 1 / 3), vocab=torch.tensor([4, 3, 5])), "each once"),
+    "columns of another dtype": (_with_law(torch.full((1, 2), 0.5), vocab=torch.tensor([3.0, 4.0])), "int64"),
+    "no columns": (_with_law(torch.ones(1, 0), vocab=torch.tensor([], dtype=torch.int64)), "int64"),
+    "columns as a list": (_with_law(torch.full((1, 2), 0.5), vocab=[3, 4]), "law.vocab"),  # type: ignore[arg-type]
+    "q rows as a list": (_with_law([[1.0]]), "law.rows"),  # type: ignore[arg-type]
+    "a bare tensor as law": (lambda d: replace(d, law=_UNIFORM), "expected law"),  # type: ignore[arg-type]
+    "a bare tensor as tree": (lambda d: replace(d, tree=d.tree.tokens), "expected tree"),  # type: ignore[arg-type]
+    "row_of of floats": (_with_law(_UNIFORM, (0.0, 0.0, -1.0)), "integers"),  # type: ignore[arg-type]
+    "of another kind than declared": (lambda d: chain([3]), "declared 'chain' drafts, got a 'fixed' one"),
     "a q row too few": (_with_law(_UNIFORM, (0, 1, -1)), "row_of"),
     "row_of for fewer nodes": (_with_law(_UNIFORM, (0,)), "row_of"),
     "children without a q row": (_with_law(_UNIFORM, (0, -1, -1)), "needs the q row"),
@@ -270,9 +281,12 @@ _DRAFTS: dict[str, tuple[Callable[[Draft], object], str]] = {
     "tokens on another device": (_on_another_device, "CPU"),
 }
 _KINDS = {
-    "wrong type": ("None", "a list of ids", "a bare tree"),
+    "wrong type": (
+        *("None", "a list of ids", "a bare tree", "columns as a list", "q rows as a list"),
+        *("a bare tensor as law", "a bare tensor as tree", "row_of of floats"),
+    ),
     "NaN or infinite row": ("NaN in q", "infinity in q"),
-    "wrong dtype": ("q of integers",),
+    "wrong dtype": ("q of integers", "columns of another dtype"),
     "wrong device": ("tokens on another device",),
     "wrong vocabulary": (
         "a token beyond the vocabulary",
@@ -282,7 +296,8 @@ _KINDS = {
         "q whose columns are fewer than its vocabulary",
         "columns beyond the vocabulary",
     ),
-    "no law": ("negative q", "q that sums to 2", "logits as q"),
+    "unfit pair": ("of another kind than declared",),
+    "no law": ("a column twice", "columns in no order", "no columns", "negative q", "q that sums to 2", "logits as q"),
 }
 _KIND_OF_DRAFT = {fault: kind for kind, faults in _KINDS.items() for fault in faults}
 

@@ -160,6 +160,28 @@ def test_streamers_hear_what_they_hear_from_generate(batch: str) -> None:
     assert tapes[0].tape == tapes[1].tape
 
 
+def test_a_wrapped_custom_function_still_hears_of_the_streamer() -> None:
+    tapes = [Tape(), Tape()]
+    fn = speculative_generate(drafter=drafter(), gamma=4)
+    model().generate(ONE, custom_generate=lambda *a, **k: fn(*a, **k), streamer=tapes[0], max_new_tokens=12)
+    model().generate(ONE, streamer=tapes[1], max_new_tokens=12)
+    assert tapes[0].tape == tapes[1].tape
+
+
+def test_a_model_in_training_is_decoded_without_dropout_and_left_in_training() -> None:
+    ours = tiny_model("llama", seed=1)
+    expected = ours.generate(ONE, max_new_tokens=6, pad_token_id=PAD).tolist()
+    ours.train()
+    ours.model.layers[0].eval()  # as a frozen part may be
+    text = ours.generate(
+        ONE, max_new_tokens=6, pad_token_id=PAD, custom_generate=generate_speculatively, drafter=drafter()
+    )
+    assert text.tolist() == expected
+    assert ours.training
+    assert not ours.model.layers[0].training
+    assert ours.model.layers[1].training
+
+
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerFast:
     """One or two characters a token."""

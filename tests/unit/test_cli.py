@@ -170,3 +170,10 @@ def test_chat_converses_and_quits(target, monkeypatch):
 def test_help_names_every_command():
     out = run("--help").output
     assert all(name in out for name in ("generate", "chat", "models", "doctor", "profile"))
+
+
+@pytest.mark.parametrize("option", [("--rule", "ratio"), ("--shape", "chain"), ("--gamma", "3")], ids=lambda o: o[0])
+def test_options_of_drafts_are_refused_without_a_drafter(target, option):
+    result = run("generate", "--target", target, "--drafter", "none", "-n", "4", *option, "The fox")
+    assert isinstance(result.exception, InputError)
+    assert option[0] in str(result.exception)

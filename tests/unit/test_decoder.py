@@ -171,3 +171,64 @@ def test_the_hook_hears_every_round_with_its_q_rows():
     drafted = [e for e in heard if len(e.draft.tree)]
     assert all(e.draft.law.rows.shape == (e.record.proposed, V) for e in drafted)
     assert all(e.record.accepted == len(e.verdict.path) or e.record.extra is None for e in heard)
+
+
+@pytest.mark.parametrize("seed", [None, -1, 1.0, True, "x"])
+def test_seeds_that_are_no_seeds_are_refused(seed):
+    with pytest.raises(InputError, match="seed"):
+        decoder().generate("The fox", max_new_tokens=3, temperature=1.0, seed=seed)
+
+
+@pytest.mark.parametrize("options", [{"sampling": {"temperature": 1}}, {"sampling": 3}, {"stop": 3}])
+def test_options_of_another_type_are_refused(options):
+    with pytest.raises(InputError, match=f"{next(iter(options))}: expected"):
+        decoder().generate("The fox", **options)
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        Budget(gamma="a", shape=Chain()),
+        Budget(gamma=2.5, shape=Chain()),
+        Budget(gamma=True, shape=Chain()),
+        Budget(gamma=2, shape=None),
+        Budget(gamma=2, shape=Samples(True)),
+        Budget(gamma=2, shape=Siblings(3)),
+        Budget(gamma=2, shape=Siblings((1.5,))),
+        Budget(gamma=2, shape=BestFirst(0)),
+        Budget(gamma=2, shape=Chain(), temperature="a"),
+        Budget(gamma=2, shape=Chain(), temperature=float("nan")),
+    ],
+    ids=repr,
+)
+def test_budgets_that_mean_nothing_are_refused_in_settings_and_from_controllers(budget):
+    with pytest.raises(InputError, match="expected"):
+        decoder(budget=budget)
+    with pytest.raises(InputError, match="expected"):
+        decoder(controller=lambda _: Asks(budget)).generate("The fox", max_new_tokens=6)
+
+
+class Asks:
+    """A controller that asks for the same whatever there is room for."""
+
+    def __init__(self, wish):
+        self.wish = wish
+
+    def budget(self, room):
+        return self.wish
+
+    def observe(self, record, draft):
+        pass
+
+
+def test_a_controller_that_returns_no_budget_is_named():
+    with pytest.raises(InputError, match="controller: expected a Budget or None"):
+        decoder(controller=lambda _: Asks(3)).generate("The fox", max_new_tokens=6)
+
+
+def test_a_budget_beyond_the_room_is_cut_to_it():
+    seen = []
+    greedy = decoder(controller=lambda _: Asks(Budget(gamma=500, shape=Chain())))
+    text = greedy.generate("The fox", max_new_tokens=6, on_round=lambda event: seen.append(event.record.proposed))
+    assert text.tokens == decoder().generate("The fox", max_new_tokens=6).tokens
+    assert max(seen) <= 3  # the drafter's window

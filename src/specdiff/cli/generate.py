@@ -124,7 +124,15 @@ def with_budget(
     *,
     greedy: bool,
 ) -> SpeculativeDecoder:
-    """The decoder with the budget that the shape options describe."""
+    """The decoder with the budget that the shape options describe.
+
+    Raises:
+        InputError: an option of drafts without a drafter, where it could only be ignored.
+    """
+    if decoder.drafter is None:
+        asked = {"--rule": rule != "auto", "--shape": shape is not None, "--gamma": gamma is not None}
+        for name in (n for n, given in asked.items() if given):
+            raise InputError.of(name, expected="a drafter", got="--drafter none", remedy="leave one of them out")
     base = default_budget(decoder.drafter, greedy=greedy, gamma=gamma)
     chosen = o.parse_shape(shape) if shape else base.shape
     budget = Budget(gamma=base.gamma, shape=chosen, temperature=draft_temperature)

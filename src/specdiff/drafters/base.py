@@ -68,7 +68,12 @@ class DraftSession(Protocol):
         ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft for each request, in order; depth <= ``budget.gamma``; the empty tree is allowed."""
+        """Return one draft for each request, in order; depth <= ``budget.gamma``; the empty tree is allowed.
+
+        A draft is of the kind that `Drafter.provenance` names for its budget. Whether it is empty, and where a sampled
+        one ends, may depend on the prefix but not on the tokens drawn: a sample kept back because of what it is (an
+        EOS, say) is a sample of another law than q, and no rule can tell.
+        """
         ...
 
     def observe(self, observations: Sequence[Observation]) -> None:

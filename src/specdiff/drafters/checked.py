@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from types import NoneType
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from specdiff.errors import DrafterError
-from specdiff.types import Draft, DraftLaw, Provenance
+from specdiff.types import Draft, DraftLaw, Provenance, TokenTree
 
 _SUM_TOLERANCE = 1e-3
 
 
-def check_draft(draft: object, *, gamma: int, vocab_size: int) -> Draft:
-    """Return the draft if it is one and consistent in itself.
+def check_draft(draft: object, *, gamma: int, vocab_size: int, declared: Provenance | None = None) -> Draft:
+    """Return the draft if it is one and consistent in itself, and of the kind that the drafter declared.
 
     Args:
         draft: what a drafter returned.
         gamma: depth that was asked for.
         vocab_size: V of the target.
+        declared: what `Drafter.provenance` said of this budget. The rule follows from it: chosen by a provenance that
+            depends on the tokens drawn, rules that are exact one by one are not exact together.
 
     Raises:
         DrafterError: it is no `Draft`, too deep, has tokens outside the vocabulary or off the CPU, paths that are none,
@@ -24,6 +30,7 @@ def check_draft(draft: object, *, gamma: int, vocab_size: int) -> Draft:
     """
     if not isinstance(draft, Draft):
         raise DrafterError(f"drafter: expected a Draft, got {type(draft).__name__}")
+    _check_kinds(draft)
     if draft.tree.tokens.device.type != "cpu":
         raise DrafterError(f"drafter: token ids must be on the CPU, got them on {draft.tree.tokens.device}")
     tokens = draft.tree.tokens.tolist()
@@ -34,7 +41,30 @@ def check_draft(draft: object, *, gamma: int, vocab_size: int) -> Draft:
     if draft.law is not None and tokens:
         _check_paths(draft, tokens)
         _check_law(draft, draft.law, vocab_size)
+    if tokens and declared is not None and draft.provenance is not declared:
+        raise DrafterError(f"drafter: declared {declared.value!r} drafts, got a {draft.provenance.value!r} one")
     return draft
+
+
+def _check_kinds(draft: Draft) -> None:
+    """Refuse parts of another type, which would fail far from here and by another name."""
+    law = draft.law
+    kinds: list[tuple[str, object, Any]] = [("tree", draft.tree, TokenTree), ("law", law, DraftLaw | NoneType)]
+    if isinstance(law, DraftLaw):
+        kinds += [("law.rows", law.rows, Tensor), ("law.vocab", law.vocab, Tensor | NoneType)]
+    for name, value, kind in kinds:
+        if not isinstance(value, kind):
+            raise DrafterError(f"drafter: expected {name} of type {kind}, got {type(value).__name__}")
+    if isinstance(law, DraftLaw) and not all(isinstance(row, int) for row in law.row_of):
+        raise DrafterError(f"drafter: row_of must be integers, got {law.row_of!r}")
+
+
+def _check_vocab(vocab: Tensor, vocab_size: int) -> None:
+    """Columns must be distinct: a repeated one would lose its share of q, and the law of the text with it."""
+    if vocab.ndim != 1 or vocab.dtype != torch.int64 or vocab.numel() == 0:
+        raise DrafterError(f"drafter: q columns must be ids [W] int64, got {vocab.dtype} {tuple(vocab.shape)}")
+    if not (int(vocab[0]) >= 0 and int(vocab[-1]) < vocab_size and bool((vocab[1:] > vocab[:-1]).all())):
+        raise DrafterError(f"drafter: q columns must be rising token ids in [0, {vocab_size}), each once")
 
 
 def _check_paths(draft: Draft, tokens: list[int]) -> None:
@@ -57,11 +87,11 @@ def _check_law(draft: Draft, law: DraftLaw, vocab_size: int) -> None:
     rows, nodes = law.rows, len(draft.tree)
     if rows.ndim != 2 or not rows.is_floating_point():
         raise DrafterError(f"drafter: q rows must be [M, W] probabilities, got {rows.dtype} {tuple(rows.shape)}")
+    if law.vocab is not None:
+        _check_vocab(law.vocab, vocab_size)
     width = vocab_size if law.vocab is None else law.vocab.numel()
     if rows.shape[1] != width:
         raise DrafterError(f"drafter: q rows must have {width} columns, one a token, got {rows.shape[1]}")
-    if law.vocab is not None and not (int(law.vocab.min()) >= 0 and int(law.vocab.max()) < vocab_size):
-        raise DrafterError(f"drafter: q columns must be token ids in [0, {vocab_size})")
     if len(law.row_of) != nodes + 1 or not all(-1 <= r < rows.shape[0] for r in law.row_of):
         raise DrafterError(
             f"drafter: row_of must name one of {rows.shape[0]} q rows (or -1) for the root and each of {nodes} nodes, "

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -200,54 +202,70 @@ def generate_speculatively(
         InputError: something was asked for that cannot be honoured.
         UnsupportedModelError: the model cannot be a target.
     """
-    streamer = _dropped_on_the_way(sys._getframe(1))
+    streamer = _dropped_on_the_way(model, sys._getframe(1))
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError("target: encoder-decoder models are not supported; use a decoder-only model")
     refuse_unsupported(generation_config, except_for=_DONE_BY_GENERATE)
     _refuse_model_kwargs(model_kwargs)
     prompts = _unpadded(input_ids, model_kwargs)
     greedy = not generation_config.do_sample
-    target = CausalTarget(model)
-    stops = _StopPlan(stopping_criteria, input_ids, generation_config)
-    _check_padding(stops, target, prompts, generation_config)
-    if seed is None:
-        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else "cpu"))
-    requests = [
-        Request(
-            prompt=prompt,
-            sampling=SamplingOptions(  # at temperature 1 we add nothing to the list, which holds the temperature
-                temperature=0.0 if greedy else 1.0, processors=_row_processors(logits_processor, input_ids, row, prompt)
-            ),
-            stop=stops.options(row, prompt),
-            seed=integer("seed", seed, 0, remedy="pass an integer >= 0, or None"),
-            index=row,
+    with _in_eval_mode(model):
+        target = CausalTarget(model)
+        stops = _StopPlan(stopping_criteria, input_ids, generation_config)
+        _check_padding(stops, target, prompts, generation_config)
+        if seed is None:
+            seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else "cpu"))
+        requests = [
+            Request(
+                prompt=prompt,
+                sampling=SamplingOptions(  # at temperature 1 we add nothing to the list, which holds the temperature
+                    temperature=0.0 if greedy else 1.0,
+                    processors=_row_processors(logits_processor, input_ids, row, prompt),
+                ),
+                stop=stops.options(row, prompt),
+                seed=integer("seed", seed, 0, remedy="pass an integer >= 0, or None"),
+                index=row,
+            )
+            for row, prompt in enumerate(prompts)
+        ]
+        loop = DecodeLoop(
+            target,
+            drafter,
+            requests,
+            budget=_budget(drafter, gamma, budget, greedy=greedy),
+            rule=None if rule == "auto" else get(rule) if isinstance(rule, str) else rule,
+            on_round=on_round,
         )
-        for row, prompt in enumerate(prompts)
-    ]
-    loop = DecodeLoop(
-        target,
-        drafter,
-        requests,
-        budget=_budget(drafter, gamma, budget, greedy=greedy),
-        rule=None if rule == "auto" else get(rule) if isinstance(rule, str) else rule,
-        on_round=on_round,
-    )
-    pad = generation_config._pad_token_tensor
-    output = _Output(input_ids, None if pad is None else int(pad), streamer)
-    for commits in loop.run():
-        output.add(commits, {i for i, row in enumerate(loop.rows) if row.finish is not None})
-    sequences = output.sequences()
-    if generation_config.return_dict_in_generate:
-        return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type] - it asks for a LongTensor
-    return sequences
+        pad = generation_config._pad_token_tensor
+        output = _Output(input_ids, None if pad is None else int(pad), streamer)
+        for commits in loop.run():
+            output.add(commits, {i for i, row in enumerate(loop.rows) if row.finish is not None})
+        sequences = output.sequences()
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type] - it asks for a LongTensor
+        return sequences
 
 
-def _dropped_on_the_way(caller: Any) -> Any:
+@contextmanager
+def _in_eval_mode(model: PreTrainedModel) -> Iterator[None]:
+    """Decode without dropout, and leave the caller's model as it was, as a training loop that samples expects."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _dropped_on_the_way(model: Any, caller: FrameType | None) -> Any:
     """Return the streamer given to ``generate``, which hands its custom functions neither it nor what is refused here.
 
-    Without a look at the caller, a streamer would wait for tokens forever and the others would be silently ignored.
+    Without a look at the callers, a streamer would wait for tokens forever and the others would be silently ignored.
+    There may be some between, as where the custom function is wrapped in a lambda.
     """
-    given = caller.f_locals if caller.f_code.co_name == "generate" else {}
+    while caller is not None and not (caller.f_code.co_name == "generate" and caller.f_locals.get("self") is model):
+        caller = caller.f_back
+    given = {} if caller is None else caller.f_locals
     for name in ("assistant_model", "synced_gpus"):
         if given.get(name):
             raise InputError.of(
