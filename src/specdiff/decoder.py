@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from specdiff.checking import integer
+from specdiff.checking import integer, sequence
 from specdiff.control.base import Controller, FixedBudget
 from specdiff.control.defaults import default_budget
 from specdiff.decode import DecodeLoop, Request, Row
@@ -27,6 +29,7 @@ from specdiff.verify import registry as rules
 from specdiff.verify.base import Rule
 
 Message = Mapping[str, str]
+_ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 Prompt = str | Sequence[Message] | Sequence[int] | Tensor
 """Text, chat messages (``[{"role": ..., "content": ...}]``), or token ids [L]."""
 
@@ -195,11 +198,16 @@ class SpeculativeDecoder:
         Raises:
             InputError: no tokenizer, no chat template, an empty prompt without a BOS token, or ids of a wrong kind.
         """
-        if isinstance(prompt, Tensor) or (not isinstance(prompt, str) and prompt and isinstance(prompt[0], int)):
-            ids = torch.as_tensor(prompt)
+        if _is_ids(prompt):
+            try:
+                ids = torch.as_tensor(prompt)
+            except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+                raise InputError.of(
+                    "prompt", expected="integer ids [L]", got=prompt, remedy="pass one row of token ids"
+                ) from error
             if ids.ndim == 2 and ids.shape[0] == 1:
                 ids = ids[0]
-            if ids.ndim != 1 or ids.is_floating_point():
+            if ids.ndim != 1 or ids.dtype not in _ID_DTYPES:
                 raise InputError.of(
                     "prompt",
                     expected="integer ids [L]",
@@ -326,11 +334,24 @@ def as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:
     """
     if isinstance(prompts, str):
         return True, [prompts]
-    if isinstance(prompts, Tensor):
-        return prompts.ndim == 1, list(prompts) if prompts.ndim > 1 else [prompts]
-    items = list(prompts)
+    if isinstance(prompts, np.ndarray):
+        prompts = torch.as_tensor(prompts)
+    if isinstance(prompts, Tensor) and prompts.ndim == 1:
+        return True, [prompts]
+    if isinstance(prompts, Tensor) and prompts.ndim != 2:
+        shape = tuple(prompts.shape)
+        raise InputError.of("prompts", expected="ids [L] or [B, L]", got=shape, remedy="pass one row of ids a prompt")
+    items = sequence("prompts", prompts, expected="a prompt or a list of them", remedy="pass a text")
     if not items:
         raise InputError.of("prompts", expected="at least one prompt", got=prompts, remedy="pass a text")
-    if isinstance(items[0], (int, Mapping)):
-        return True, [items]  # type: ignore[list-item]
-    return False, items  # type: ignore[return-value]
+    if isinstance(items[0], (numbers.Integral, Mapping)):
+        return True, [list(items)]  # type: ignore[list-item]
+    return False, list(items)  # type: ignore[arg-type]
+
+
+def _is_ids(prompt: object) -> bool:
+    """Whether a prompt is token ids, in any of the forms they come in, rather than text or messages."""
+    if isinstance(prompt, (Tensor, np.ndarray)):
+        return True
+    items = sequence("prompt", [] if isinstance(prompt, str) else prompt, expected="a prompt", remedy="pass a text")
+    return bool(items) and isinstance(items[0], numbers.Number)

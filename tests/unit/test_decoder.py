@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -232,3 +233,24 @@ def test_a_budget_beyond_the_room_is_cut_to_it():
     text = greedy.generate("The fox", max_new_tokens=6, on_round=lambda event: seen.append(event.record.proposed))
     assert text.tokens == decoder().generate("The fox", max_new_tokens=6).tokens
     assert max(seen) <= 3  # the drafter's window
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *(None, 5, 1.5, [1.5, 2], [[1, "a"]], [2**70], [True], np.array([1.5])),
+        *(torch.tensor([True]), torch.tensor(3), torch.tensor([[[1, 2]]]), torch.empty(0, 3, dtype=torch.int64)),
+    ],
+    ids=repr,
+)
+def test_prompts_of_another_kind_are_refused(prompt):
+    with pytest.raises(InputError, match="prompt"):
+        decoder().generate(prompt, max_new_tokens=3)
+
+
+def test_ids_come_from_numpy_too():
+    ids = TOKENIZER("The fox")["input_ids"]
+    expected = decoder().generate(ids, max_new_tokens=6).tokens
+    for prompt in (np.array(ids), [np.int64(i) for i in ids], np.array(ids, dtype=np.int32)):
+        assert decoder().generate(prompt, max_new_tokens=6).tokens == expected
+    assert [g.tokens for g in decoder().generate(np.array([ids, ids]), max_new_tokens=6)] == [expected] * 2
