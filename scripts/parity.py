@@ -9,12 +9,12 @@ usage: python scripts/parity.py --prompts gsm8k_test.jsonl:100 humaneval.jsonl:5
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 
 import torch
 
+import jsonl
 from specdiff.bench.compare import transformers_generate
 from specdiff.bench.parity import compare_texts, teacher_force
 from specdiff.cli.options import parse_shape
@@ -29,15 +29,12 @@ from specdiff.types import Budget
 def read(spec: str) -> list[tuple[str, str]]:
     """``path:count`` -> (id, prompt) of the first rows."""
     path, _, count = spec.rpartition(":")
-    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()[: int(count)]]
-    return [(str(row["id"]), row["prompt"]) for row in rows]
+    return jsonl.prompts(path, 0, int(count))
 
 
 def done(path: Path) -> dict[str, dict]:
     """Lines already written, by key."""
-    if not path.exists():
-        return {}
-    return {row["key"]: row for row in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    return {row["key"]: row for row in jsonl.rows(path)}
 
 
 def main() -> None:
@@ -78,16 +75,14 @@ def main() -> None:
                 reference_key = f"{o.target}/{o.dtype}/{o.max_new_tokens}/{name}"
                 if reference_key not in references:
                     references[reference_key] = {"key": reference_key, "ids": list(plain(ids))}
-                    with o.references.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(references[reference_key]) + "\n")
+                    jsonl.append(o.references, references[reference_key])
                 parity = compare_texts(model, ids, generation.tokens, references[reference_key]["ids"])
                 row |= {"verdict": parity.verdict(), "position": parity.position, "margin": parity.margin}
             else:
                 forced = teacher_force(model, ids, generation.tokens)
                 row |= {"argmax": forced.argmax, "margins": forced.margins}
             results[key] = row
-            with o.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            jsonl.append(o.out, row)
     rows = [r for r in results.values() if r["label"] == label]
     tokens = sum(r["tokens"] for r in rows)
     if o.dtype == "fp32":

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+import jsonl
 from parity import done, read
 from specdiff.bench.parity import compare_texts
 from specdiff.cli.options import parse_shape
@@ -92,8 +93,7 @@ def main() -> None:
             row |= {"tokens": sum(len(t.tokens) for t in texts)}
             results[key] = row
             print(json.dumps(row), flush=True)
-            with o.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            jsonl.append(o.out, row)
     total = Counter()
     for row in results.values():
         total.update(row["verdicts"])

@@ -10,13 +10,13 @@ usage: python scripts/shapes.py --prompts gsm8k_train.jsonl:7073:7093 --temperat
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from pathlib import Path
 
 import torch
 
+import jsonl
 from specdiff.cli.options import parse_shape
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder
 from specdiff.loading import load
@@ -30,8 +30,7 @@ PLAIN = "plain"
 def read(spec: str) -> list[tuple[str, str]]:
     """``path:first:last`` -> (id, prompt) of those rows."""
     path, first, last = spec.rsplit(":", 2)
-    lines = Path(path).read_text(encoding="utf-8").splitlines()[int(first) : int(last)]
-    return [(str(row["id"]), row["prompt"]) for row in map(json.loads, lines)]
+    return jsonl.prompts(path, int(first), int(last))
 
 
 def settings(candidate: str, gamma: int) -> Settings:
@@ -91,7 +90,7 @@ def main() -> None:
     decoders = {PLAIN: SpeculativeDecoder(decoder.target, None, decoder.tokenizer)}
     for c in o.candidates:
         decoders[c] = SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, settings(c, gamma))
-    rows = [json.loads(x) for x in o.out.read_text(encoding="utf-8").splitlines()] if o.out.exists() else []
+    rows = jsonl.rows(o.out)
     done = {(r["candidate"], r["id"], r["seed"]) for r in rows}
     prompts = [p for spec in o.prompts for p in read(spec)]
     for d in decoders.values():  # untimed warm-up
@@ -112,8 +111,7 @@ def main() -> None:
                 draft, target = t.draft_seconds, t.target_seconds
                 row |= {"rounds": t.rounds, "draft": draft, "target": target, "rest": seconds - draft - target}
                 rows.append(row)
-                with o.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                jsonl.append(o.out, row)
     report(rows, o.candidates)
 
 

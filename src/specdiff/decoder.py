@@ -6,13 +6,14 @@ import functools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from specdiff.chat import chat_ids
 from specdiff.checking import integer, sequence
 from specdiff.control.base import Controller, FixedBudget
 from specdiff.control.defaults import default_budget
@@ -232,11 +233,7 @@ class SpeculativeDecoder:
                     got=self.target.name,
                     remedy="pass plain text with chat=False",
                 )
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            encoded: Any = self.tokenizer.apply_chat_template(
-                cast("list[dict[str, str]]", messages), add_generation_prompt=True, return_dict=True
-            )
-            ids = encoded["input_ids"]
+            ids = chat_ids(self.tokenizer, cast("str | Sequence[Message]", prompt))
         if not ids:
             bos = self.tokenizer.bos_token_id
             if bos is None:

@@ -233,7 +233,7 @@ class LawBuilder:
     def _chain(self, device: torch.device) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
         if device not in self._chains:
             processors = _processors(self.options, self._prompt_length, self._eos_ids, device)
-            self._chains[device] = processors, [] if self.options.greedy else _warpers(self.options, device)
+            self._chains[device] = processors, [] if self.options.greedy else warpers(self.options, device)
         return self._chains[device]
 
 
@@ -401,7 +401,8 @@ def _processors(
     return [*chain, *o.processors]
 
 
-def _warpers(o: SamplingOptions, device: torch.device) -> list[LogitsProcessor]:
+def warpers(o: SamplingOptions, device: torch.device) -> list[LogitsProcessor]:
+    """Filters of a law above temperature 0, in the order of ``generate``; they read no ids and treat rows apart."""
     chain: list[LogitsProcessor] = []
     if o.temperature != 1.0:
         chain.append(TemperatureLogitsWarper(o.temperature))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import TopPLogitsWarper
 
 from specdiff.corpus.plan import Sampling
-from specdiff.errors import NumericsError
+from specdiff.sampling import SamplingOptions, check_finite, warpers
 
 
 def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -25,17 +24,13 @@ def draw(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
         NumericsError: logits are NaN or infinite.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    low, high = torch.aminmax(logits, dim=-1)
-    bad = ~(torch.isfinite(low) & torch.isfinite(high))
-    if bool(bad.any()):
-        rows = bad.nonzero().flatten().tolist()
-        raise NumericsError(f"target: logits of rows {rows} are NaN or infinite; use a dtype with more range")
+    check_finite(logits)
     if sampling.temperature == 0:
         tokens = logits.max(dim=-1).indices
     else:
-        scores = logits / sampling.temperature
-        if sampling.top_p < 1:
-            scores = TopPLogitsWarper(sampling.top_p)(torch.empty(0), scores)  # type: ignore[arg-type]
+        scores = logits
+        for warper in warpers(SamplingOptions(temperature=sampling.temperature, top_p=sampling.top_p), logits.device):
+            scores = warper(torch.empty(0), scores)  # type: ignore[arg-type]
         tokens = _inverse_cdf(torch.softmax(scores, dim=-1), uniforms.to(logits.device))
     chosen = logits.gather(-1, tokens[:, None])[:, 0]
     return tokens, chosen - torch.logsumexp(logits, dim=-1)

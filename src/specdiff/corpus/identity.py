@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from specdiff.chat import chat_ids
 from specdiff.corpus.manifest import PromptRecord, TargetIdentity
 from specdiff.corpus.plan import EncodedPrompt
 from specdiff.corpus.problems import CorpusError
@@ -101,7 +102,6 @@ def context_of(source: str, *, trust_remote_code: bool = False) -> int | None:
 def tables_fingerprint(folder: Path, config: Any, *, trust_remote_code: bool = False) -> str:
     """`target_fingerprint` read from a folder's files; "" where they do not hold the tables as plain tensors."""
     model = _skeleton(config, trust_remote_code)
-    names = {id(p): n for n, p in model.named_parameters(remove_duplicate=False)}  # the last of several names
     places: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as tensors:
@@ -110,8 +110,8 @@ def tables_fingerprint(folder: Path, config: Any, *, trust_remote_code: bool = F
     tables: list[torch.Tensor] = []
     for weight in (model.get_input_embeddings().weight, None if head_module is None else head_module.weight):
         shared = [n for n, p in model.named_parameters(remove_duplicate=False) if p is weight]
-        name = next((n for n in shared if n in places), names.get(id(weight), ""))
-        if name not in places:
+        name = next((n for n in shared if n in places), None)
+        if name is None:
             return ""
         with safe_open(places[name], framework="pt") as tensors:
             table = tensors.get_tensor(name)
@@ -176,11 +176,7 @@ def encode_prompts(
 
 def _ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, chat: bool) -> Sequence[int]:
     if chat:
-        messages = [{"role": "user", "content": prompt.content}] if isinstance(prompt.content, str) else prompt.content
-        encoded: Any = tokenizer.apply_chat_template(
-            cast("list[dict[str, str]]", list(messages)), add_generation_prompt=True, return_dict=True
-        )
-        ids = encoded["input_ids"]
+        ids = chat_ids(tokenizer, prompt.content)
     elif isinstance(prompt.content, str):
         ids = cast("list[int]", tokenizer(prompt.content)["input_ids"])
     else:
