@@ -48,6 +48,26 @@ def flag(name: str, value: object, *, remedy: str) -> bool:
     return value
 
 
+def optional(name: str, value: object, kind: type, *, remedy: str) -> None:
+    """Refuse anything but None and a ``kind``.
+
+    Raises:
+        InputError: naming the option.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise InputError.of(name, expected=f"a {kind.__name__} or None", got=value, remedy=remedy)
+
+
+def callable_or_none(name: str, value: object, *, remedy: str) -> None:
+    """Refuse anything but None and what can be called.
+
+    Raises:
+        InputError: naming the option.
+    """
+    if value is not None and not callable(value):
+        raise InputError.of(name, expected="a function or None", got=value, remedy=remedy)
+
+
 def sequence(name: str, value: object, *, expected: str, remedy: str) -> tuple[object, ...]:
     """Return the items of any iterable but a string, bytes or mapping, as a tuple.
 

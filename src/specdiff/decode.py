@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from specdiff.control.base import Controller, FixedBudget
 from specdiff.drafters.base import Drafter, DraftRequest, DraftSession, Observation
-from specdiff.drafters.checked import check_draft
+from specdiff.drafters.checked import blaming, check_draft, check_drafter, declared_provenance
 from specdiff.errors import ContextOverflowError, DrafterError, InputError, SpecdiffError
 from specdiff.models.target import ScoreRequest, Target
 from specdiff.randomness import RandomStream
@@ -105,8 +104,9 @@ class DecodeLoop:
         self._target, self._drafter, self._rule, self._budget = target, drafter, rule, budget
         self._clock = clock or (lambda: 0.0)
         self._on_round, self._keep_errors = on_round, keep_errors
+        check_drafter(drafter)
         if drafter is not None:
-            provenance = drafter.provenance(budget)
+            provenance = declared_provenance(drafter, budget)
             if rule is not None:
                 for request in requests:
                     check(rule, provenance, greedy=request.sampling.greedy, tree=not isinstance(budget.shape, Chain))
@@ -114,7 +114,7 @@ class DecodeLoop:
         self._session = target.open(len(requests), drafter.feature_layers if drafter else ())
         self._drafting: DraftSession | None = None
         if drafter is not None:
-            with self._blaming_drafter():
+            with blaming(drafter):
                 self._drafting = drafter.open(len(requests))
 
     def run(self) -> Iterator[list[Commit]]:
@@ -185,7 +185,7 @@ class DecodeLoop:
             if self.rows[i].finish is not None:
                 self._session.finish(i)
                 if self._drafting is not None:
-                    with self._blaming_drafter():
+                    with blaming(self._drafter):
                         self._drafting.rewind(i, 0)
         return commits
 
@@ -249,8 +249,8 @@ class DecodeLoop:
                 requests.append(DraftRequest(row=i, prefix=prefix, budget=budget, random=row.draft_random))
         if requests and self._drafting is not None:
             assert self._drafter is not None
-            with self._blaming_drafter():
-                declared = [self._drafter.provenance(r.budget) for r in requests]
+            declared = [declared_provenance(self._drafter, r.budget) for r in requests]
+            with blaming(self._drafter):
                 proposed = list(self._drafting.propose(requests))
             if len(proposed) != len(requests):
                 raise DrafterError(f"drafter: expected {len(requests)} drafts, got {len(proposed)}")
@@ -263,17 +263,6 @@ class DecodeLoop:
                     self._fail(request.row, error)
                     del drafts[request.row]
         return drafts
-
-    @contextmanager
-    def _blaming_drafter(self) -> Iterator[None]:
-        """Whatever a drafter raises that is not one of ours becomes a `DrafterError`."""
-        try:
-            yield
-        except SpecdiffError:
-            raise
-        except Exception as error:
-            name = getattr(self._drafter, "name", type(self._drafter).__name__)
-            raise DrafterError(f"drafter {name!r} raised {error!r}") from error
 
     def _verify(self, row: Row, draft: Draft, logits: Tensor) -> tuple[Verdict, str, str]:
         law = row.laws.law(logits, row.committed, draft.tree)
@@ -303,11 +292,14 @@ class DecodeLoop:
 
     def _observe(self, observations: list[Observation]) -> None:
         if self._drafting is not None:
-            with self._blaming_drafter():
+            with blaming(self._drafter):
                 self._drafting.observe(observations)
 
     def _draft_passes(self) -> int:
-        return self._drafting.passes if self._drafting is not None else 0
+        if self._drafting is None:
+            return 0
+        with blaming(self._drafter):
+            return self._drafting.passes
 
     def _fail(self, index: int, error: SpecdiffError) -> None:
         if not self._keep_errors:

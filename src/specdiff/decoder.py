@@ -14,11 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdiff.chat import chat_ids
-from specdiff.checking import integer, sequence
+from specdiff.checking import callable_or_none, flag, integer, optional, sequence
 from specdiff.control.base import Controller, FixedBudget
 from specdiff.control.defaults import default_budget
 from specdiff.decode import DecodeLoop, Request, Row
 from specdiff.drafters.base import Drafter
+from specdiff.drafters.checked import check_drafter
 from specdiff.errors import InputError, SpecdiffError
 from specdiff.models.target import Target
 from specdiff.records import RoundEvent, Totals
@@ -56,8 +57,16 @@ class Settings:
             raise InputError.of(
                 "gamma", expected="no gamma beside a budget", got=self.gamma, remedy="set Budget.gamma instead"
             )
+        optional("budget", self.budget, Budget, remedy="make one: Budget(gamma=...)")
         if self.budget is not None:
             self.budget.validate()
+        if not callable(self.controller):  # pyright: ignore[reportUnnecessaryComparison]
+            raise InputError.of(
+                "controller",
+                expected="a function from a Budget to a Controller",
+                got=self.controller,
+                remedy="pass the controller's class, or leave it out",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +135,8 @@ class SpeculativeDecoder:
         settings: Settings | None = None,
     ) -> None:
         self.target, self.drafter, self.tokenizer = target, drafter, tokenizer
+        check_drafter(drafter)
+        optional("settings", settings, Settings, remedy="make them: Settings(...)")
         self.settings = settings or Settings()
         self._rule: Rule | None = None if self.settings.rule == "auto" else rules.get(self.settings.rule)
 
@@ -258,11 +269,8 @@ class SpeculativeDecoder:
         chat: bool,
     ) -> Request:
         sampling, stop = sampling or SamplingOptions(), stop or StopOptions()
-        for name, value, kind in (("sampling", sampling, SamplingOptions), ("stop", stop, StopOptions)):
-            if not isinstance(value, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InputError.of(
-                    name, expected=f"{kind.__name__} or None", got=value, remedy=f"make one: {kind.__name__}(...)"
-                )
+        optional("sampling", sampling, SamplingOptions, remedy="make one: SamplingOptions(...)")
+        optional("stop", stop, StopOptions, remedy="make one: StopOptions(...)")
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
         if max_new_tokens is not None:
@@ -285,6 +293,9 @@ class SpeculativeDecoder:
         on_round: Callable[[RoundEvent], None] | None,
         keep_errors: bool,
     ) -> DecodeLoop:
+        callable_or_none("clock", clock, remedy="pass time.perf_counter, without calling it")
+        callable_or_none("on_round", on_round, remedy="pass a function of one RoundEvent")
+        flag("keep_errors", keep_errors, remedy="say whether a failing row keeps its error")
         greedy = all(r.sampling.greedy for r in requests)
         budget = self.settings.budget or default_budget(self.drafter, greedy=greedy, gamma=self.settings.gamma)
         return DecodeLoop(

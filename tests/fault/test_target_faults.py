@@ -344,6 +344,21 @@ class _Raising(ScriptedDrafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         self._raise_in("observe")
 
+    def provenance(self, budget: Budget) -> Provenance:
+        self._raise_in("provenance")
+        return super().provenance(budget)
+
+    def rewind(self, row: int, length: int) -> None:
+        self._raise_in("rewind")
+
+    @property
+    def passes(self) -> int:
+        self._raise_in("passes")
+        return 0
+
+    @passes.setter
+    def passes(self, count: int) -> None: ...
+
     def _raise_in(self, name: str) -> None:
         if name == self._where:
             raise self._error
@@ -364,7 +379,7 @@ def test_token_ids_of_another_dtype_are_typed(
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyError(3), torch.OutOfMemoryError("CUDA out of memory")])
-@pytest.mark.parametrize("where", ["open", "propose", "observe"])
+@pytest.mark.parametrize("where", ["open", "provenance", "passes", "propose", "observe", "rewind"])
 def test_what_a_drafter_raises_is_typed(
     model: PreTrainedModel, expected: list[list[int]], where: str, error: Exception, met: Callable[[str], None]
 ) -> None:

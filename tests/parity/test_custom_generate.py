@@ -321,13 +321,18 @@ def test_several_sequences_differ() -> None:
         ({"gamma": 2, "budget": Budget(gamma=2, shape=Chain())}, "gamma or budget"),
         ({"rule": "best"}, "one of block"),
         ({"rule": "ratio"}, "exact for"),
+        ({"rule": 3}, "rule: expected a rule or its name"),
         ({"seed": -1}, "seed"),
+        ({"budget": 3}, "budget: expected a Budget or None"),
+        ({"drafter": 3}, "drafter: expected a Drafter or None, got 'int without name"),
+        ({"generator": 3}, "generator: expected a Generator or None"),
+        ({"on_round": 3}, "on_round: expected a function or None"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(options: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"attention_mask": torch.ones_like(ONE), "max_new_tokens": 4, "drafter": drafter()}
     with pytest.raises((InputError, PairingError), match=message):
-        model().generate(ONE, custom_generate=generate_speculatively, **arguments, **options)
+        model().generate(ONE, custom_generate=generate_speculatively, **arguments | options)
 
 
 def test_a_used_cache_is_refused() -> None:

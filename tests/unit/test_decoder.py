@@ -180,10 +180,33 @@ def test_seeds_that_are_no_seeds_are_refused(seed):
         decoder().generate("The fox", max_new_tokens=3, temperature=1.0, seed=seed)
 
 
-@pytest.mark.parametrize("options", [{"sampling": {"temperature": 1}}, {"sampling": 3}, {"stop": 3}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"sampling": {"temperature": 1}}, {"sampling": 3}, {"stop": 3}),
+        *({"clock": 3}, {"on_round": "x"}, {"keep_errors": 3}, {"keep_errors": None}),
+    ],
+)
 def test_options_of_another_type_are_refused(options):
     with pytest.raises(InputError, match=f"{next(iter(options))}: expected"):
         decoder().generate("The fox", **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: SpeculativeDecoder(TARGET, 3, TOKENIZER), "drafter"),
+        (lambda: SpeculativeDecoder(TARGET, object(), TOKENIZER), "drafter"),
+        (lambda: SpeculativeDecoder(TARGET, DRAFTER, TOKENIZER, {"rule": "auto"}), "settings"),
+        (lambda: decoder(budget=3), "budget"),
+        (lambda: decoder(controller=3), "controller"),
+        (lambda: decoder(rule=3), "rule"),
+        (lambda: decoder(rule=["ratio"]), "rule"),
+    ],
+)
+def test_parts_of_another_type_are_refused_when_the_decoder_is_made(make, name):
+    with pytest.raises(InputError, match=f"{name}: expected"):
+        make()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specdiff.drafters.base import Drafter
+from specdiff.drafters.checked import check_drafter, declared_provenance
 from specdiff.errors import InputError
 from specdiff.types import BestFirst, Budget, Chain, Provenance, Shape, Siblings
 
@@ -17,8 +18,10 @@ def default_budget(drafter: Drafter | None, *, greedy: bool, gamma: int | None =
     """The first of the default shapes that the drafter can build, at its full window.
 
     Raises:
-        InputError: ``gamma`` is below 1 or beyond the drafter's window.
+        InputError: ``gamma`` is below 1 or beyond the drafter's window, or the drafter is none.
+        DrafterError: the drafter failed to say what it can build.
     """
+    check_drafter(drafter)
     limit = drafter.max_gamma if drafter is not None else None
     if gamma is not None and (gamma < 1 or (limit is not None and gamma > limit)):
         raise InputError.of(
@@ -33,7 +36,7 @@ def default_budget(drafter: Drafter | None, *, greedy: bool, gamma: int | None =
     for shape in GREEDY_SHAPES if greedy else SAMPLED_SHAPES:
         budget = Budget(gamma=window, shape=shape)
         try:
-            provenance = drafter.provenance(budget)
+            provenance = declared_provenance(drafter, budget)
         except InputError:
             continue
         if isinstance(shape, Siblings) and provenance is Provenance.FIXED:

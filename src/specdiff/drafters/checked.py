@@ -1,17 +1,64 @@
-"""What the loop requires of a draft before it spends a target pass on it: drafters are other people's code."""
+"""What the loop requires of a drafter and of each draft before a target pass: drafters are other people's code."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdiff.errors import DrafterError
-from specdiff.types import Draft, DraftLaw, Provenance, TokenTree
+from specdiff.drafters.base import Drafter
+from specdiff.errors import DrafterError, InputError, SpecdiffError
+from specdiff.types import Budget, Draft, DraftLaw, Provenance, TokenTree
+
+_MEMBERS = ("name", "vocab_size", "max_gamma", "feature_layers", "provenance", "open")
 
 _SUM_TOLERANCE = 1e-3
+
+
+def check_drafter(drafter: object) -> None:
+    """Refuse what has not the members of a `Drafter`; None (no drafter) passes.
+
+    Raises:
+        InputError: naming what is missing.
+    """
+    missing = [] if drafter is None else [name for name in _MEMBERS if not hasattr(drafter, name)]
+    if missing:
+        raise InputError.of(
+            "drafter",
+            expected="a Drafter or None",
+            got=f"{type(drafter).__name__} without {', '.join(missing)}",
+            remedy="use one of specdiff.drafters, or write a class with these members",
+        )
+
+
+@contextmanager
+def blaming(drafter: Drafter | None) -> Iterator[None]:
+    """Whatever a drafter raises that is not one of ours becomes a `DrafterError`."""
+    try:
+        yield
+    except SpecdiffError:
+        raise
+    except Exception as error:
+        name = getattr(drafter, "name", type(drafter).__name__)
+        raise DrafterError(f"drafter {name!r} raised {error!r}") from error
+
+
+def declared_provenance(drafter: Drafter, budget: Budget) -> Provenance:
+    """What the drafter says its drafts are.
+
+    Raises:
+        InputError: it cannot build the budget's shape.
+        DrafterError: it raised something else, or named no provenance.
+    """
+    with blaming(drafter):
+        provenance = drafter.provenance(budget)
+    if not isinstance(provenance, Provenance):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DrafterError(f"drafter {drafter.name!r}: expected a Provenance, got {provenance!r}")
+    return provenance
 
 
 def check_draft(draft: object, *, gamma: int, vocab_size: int, declared: Provenance | None = None) -> Draft:
@@ -102,4 +149,8 @@ def _check_law(draft: Draft, law: DraftLaw, vocab_size: int) -> None:
     sums = rows.sum(dim=-1, dtype=torch.float32).tolist()
     # NaN fails every comparison, so this refuses it too
     if not (all(abs(total - 1) <= _SUM_TOLERANCE for total in sums) and rows.amin().item() >= 0):
-        raise DrafterError("drafter: q rows must be probabilities that sum to 1 (finite and not negative)")
+        worst = max(sums, key=lambda total: abs(total - 1) if total == total else float("inf"))
+        raise DrafterError(
+            "drafter: q rows must be probabilities (finite, not negative) that sum to 1 within "
+            f"{_SUM_TOLERANCE}, got a sum of {worst:.6g} in {rows.dtype}; make them by a softmax in fp32"
+        )

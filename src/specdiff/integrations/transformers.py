@@ -57,7 +57,7 @@ from transformers import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specdiff.checking import integer
+from specdiff.checking import callable_or_none, integer, optional
 from specdiff.control.defaults import default_budget
 from specdiff.decode import Commit, DecodeLoop, Request
 from specdiff.drafters.base import Drafter
@@ -202,6 +202,8 @@ def generate_speculatively(
         InputError: something was asked for that cannot be honoured.
         UnsupportedModelError: the model cannot be a target.
     """
+    optional("generator", generator, torch.Generator, remedy="make one: torch.Generator()")
+    callable_or_none("on_round", on_round, remedy="pass a function of one RoundEvent")
     streamer = _dropped_on_the_way(model, sys._getframe(1))
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError("target: encoder-decoder models are not supported; use a decoder-only model")
@@ -233,7 +235,7 @@ def generate_speculatively(
             drafter,
             requests,
             budget=_budget(drafter, gamma, budget, greedy=greedy),
-            rule=None if rule == "auto" else get(rule) if isinstance(rule, str) else rule,
+            rule=_rule(rule),
             on_round=on_round,
         )
         pad = generation_config._pad_token_tensor
@@ -318,6 +320,7 @@ def _unpadded(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 def _budget(drafter: Drafter | None, gamma: int | None, budget: Budget | None, *, greedy: bool) -> Budget:
+    optional("budget", budget, Budget, remedy="make one: Budget(gamma=...)")
     if budget is None:
         if gamma is not None:
             integer("gamma", gamma, 1, remedy="draft at least one token")
@@ -326,6 +329,15 @@ def _budget(drafter: Drafter | None, gamma: int | None, budget: Budget | None, *
         raise InputError.of("gamma", expected="gamma or budget", got=(gamma, budget), remedy="leave one out")
     budget.validate()
     return budget
+
+
+def _rule(rule: str | Rule) -> Rule | None:
+    if isinstance(rule, str):
+        return None if rule == "auto" else get(rule)
+    if not hasattr(rule, "verify"):
+        remedy = "name one of specdiff.verify.registry.RULES, or 'auto'"
+        raise InputError.of("rule", expected="a rule or its name", got=rule, remedy=remedy)
+    return rule
 
 
 class _InBatch:

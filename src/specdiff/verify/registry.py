@@ -68,7 +68,7 @@ def get(name: str) -> Rule:
     Raises:
         InputError: there is no such rule; the message lists all names.
     """
-    if name not in RULES:
+    if not isinstance(name, str) or name not in RULES:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError.of(
             "rule",
             expected="one of " + ", ".join(sorted(RULES)),
