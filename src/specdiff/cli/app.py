@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from transformers.utils import logging
 
-from specdiff.cli import chat, corpus, doctor, generate, models, profile
+from specdiff.cli import chat, corpus, distill, doctor, generate, models, profile
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.command("profile")(profile.profile)
+app.command("distill")(distill.distill)
 app.add_typer(models.app, name="models")
 app.add_typer(corpus.app, name="corpus")
 

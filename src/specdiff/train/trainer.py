@@ -6,15 +6,16 @@ import json
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from specdiff.errors import CheckpointError, InputError
+from specdiff.errors import CheckpointError, InputError, NumericsError
 from specdiff.files import write_atomically
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.objectives.base import Objective, Windows
@@ -25,6 +26,8 @@ from specdiff.train.packed import packed_window_states
 from specdiff.train.windows import AnswerRow, WindowStream, label_table
 
 CHECKPOINT_NAME = "checkpoint.pt"
+Evaluator = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
+"""Measures weights, given by name; what it returns goes into the metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class TrainerConfig:
         betas: AdamW's.
         clip: largest gradient norm.
         ema_decay: of the averaged weights; 0 for none.
+        accumulate: batches whose gradients make one step.
         log_steps: steps between metrics lines.
         checkpoint_minutes: time between checkpoints.
         evaluate_minutes: time between evaluations.
@@ -56,6 +60,7 @@ class TrainerConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
     ema_decay: float = 0.99
+    accumulate: int = 1
     log_steps: int = 10
     checkpoint_minutes: float = 5.0
     evaluate_minutes: float = 8.0
@@ -63,7 +68,15 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         """Reject budgets and rates that cannot be used."""
-        for name in ("minutes", "learning_rate", "clip", "checkpoint_minutes", "evaluate_minutes", "log_steps"):
+        for name in (
+            "minutes",
+            "learning_rate",
+            "clip",
+            "checkpoint_minutes",
+            "evaluate_minutes",
+            "log_steps",
+            "accumulate",
+        ):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}: expected a positive number, got {getattr(self, name)}")
         if not 0.0 <= self.ema_decay < 1.0:
@@ -107,12 +120,14 @@ class MasterWeights:
             step: steps done before this one; young averages forget faster.
 
         Returns:
-            The gradient norm before clipping.
+            The gradient norm before clipping; where it is not finite, nothing was changed.
         """
         for weight, param in zip(self.weights, self._model, strict=True):
             weight.grad = torch.zeros_like(weight) if param.grad is None else param.grad.float()
             param.grad = None
         norm = torch.nn.utils.clip_grad_norm_(self.weights, self._config.clip)
+        if not math.isfinite(norm):
+            return float(norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -161,6 +176,7 @@ class DenoiserTrainer:
         *,
         features: Features = no_features,
         objective: Objective | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -172,6 +188,7 @@ class DenoiserTrainer:
             config: how to train.
             features: makes the target's states, for denoisers that read them.
             objective: one that reads labels only; None = cross-entropy over the whole window.
+            evaluator: measures the weights beside the replay of ``held_out``, whenever that is due.
 
         Raises:
             InputError: the objective needs what this loop does not make.
@@ -184,7 +201,7 @@ class DenoiserTrainer:
                 got=self.objective.name,
                 remedy="use cross_entropy, d_pace, streak, sampled_streak or tree_presence",
             )
-        self.features = features
+        self.features, self._evaluator = features, evaluator
         self.denoiser, self.stream, self.held_out, self.config = denoiser, stream, held_out, config
         self.output = Path(output)
         self.output.mkdir(parents=True, exist_ok=True)
@@ -202,7 +219,12 @@ class DenoiserTrainer:
         return self.seconds / (60.0 * self.config.minutes)
 
     def run(self) -> None:
-        """Train until the budget is used up, or until SIGTERM or SIGINT; leave a checkpoint and exports behind."""
+        """Train until the budget is used up, or until SIGTERM or SIGINT; leave a checkpoint and exports behind.
+
+        Raises:
+            NumericsError: a loss or gradient is not finite; no weight was changed by it, and the last checkpoint stays.
+            CheckpointError: a checkpoint cannot be written; the last one stays.
+        """
         handlers = {s: signal.signal(s, self._request_stop) for s in (signal.SIGTERM, signal.SIGINT)}
         due_checkpoint = self.seconds + 60.0 * self.config.checkpoint_minutes
         due_evaluation = self.seconds
@@ -210,7 +232,7 @@ class DenoiserTrainer:
         last, first = time.perf_counter(), True
         try:
             while self.progress < 1.0 and not self._stop:
-                if self.held_out and self.seconds >= due_evaluation:
+                if self.seconds >= due_evaluation:
                     self.evaluate()
                     due_evaluation = self.seconds + 60.0 * self.config.evaluate_minutes
                 self._train_step()
@@ -222,7 +244,7 @@ class DenoiserTrainer:
                     self.checkpoint()
                     due_checkpoint = self.seconds + 60.0 * self.config.checkpoint_minutes
             self.checkpoint()
-            if self.held_out and not self._stop:
+            if not self._stop:
                 self.evaluate()
         finally:
             for number, handler in handlers.items():
@@ -230,41 +252,78 @@ class DenoiserTrainer:
 
     def _train_step(self) -> None:
         started = time.perf_counter()
-        batch = self.stream.batch(self.step)
-        states = packed_window_states(self.denoiser, batch, features=self.features(batch.context))
-        windows = Windows(
-            hidden=states.flatten(0, 1), head_weight=self.denoiser.head_weight, labels=batch.labels.flatten(0, 1)
-        )
-        result = self.objective.loss(windows)
-        result.loss.backward()
+        share, loss, drawn = 1.0 / self.config.accumulate, 0.0, 0
+        scored, log_q, correct = (torch.zeros(self.denoiser.window) for _ in range(3))  # by offset
+        first = self.step * self.config.accumulate
+        for number in range(first, first + self.config.accumulate):
+            batch = self.stream.batch(number)
+            states = packed_window_states(self.denoiser, batch, features=self.features(batch.context))
+            windows = Windows(
+                hidden=states.flatten(0, 1), head_weight=self.denoiser.head_weight, labels=batch.labels.flatten(0, 1)
+            )
+            result = self.objective.loss(windows)
+            (result.loss * share).backward()
+            self._check_finite("loss", float(result.loss.detach()), number)
+            loss += float(result.loss.detach()) * share
+            drawn += batch.num_windows
+            scored += result.scored.sum(0).cpu()
+            log_q += result.log_q.sum(0).cpu()
+            correct += result.correct.sum(0).cpu()
         rate = self.config.rate(self.progress)
         norm = self.master.step(rate, self.step)
+        self._check_finite("gradient norm", norm, first)
         self.step += 1
-        self.windows += batch.num_windows
+        self.windows += drawn
         if self.step % self.config.log_steps == 0:
-            count = result.scored.sum(0).clamp_min(1)
-            nll, hits = -result.log_q.sum(0) / count, result.correct.sum(0) / count
+            count = scored.clamp_min(1)
+            nll, hits = -log_q / count, correct / count
             self._log(
                 "train",
-                loss=float(result.loss.detach()),
+                loss=loss,
                 learning_rate=rate,
                 gradient_norm=norm,
-                windows_per_minute=60.0 * batch.num_windows / (time.perf_counter() - started),
-                epochs=self.stream.epochs(self.step),
+                windows_per_minute=60.0 * drawn / (time.perf_counter() - started),
+                epochs=self.stream.epochs(self.step * self.config.accumulate),
                 nll_by_offset=[round(x, 4) for x in nll.tolist()],
                 correct_by_offset=[round(x, 4) for x in hits.tolist()],
+            )
+
+    def _check_finite(self, what: str, value: float, number: int) -> None:
+        if not math.isfinite(value):
+            rows = ", ".join(self.stream.row_ids(number))
+            raise NumericsError(
+                f"training: {what} is {value} at step {self.step}, batch {number} (rows {rows}); the last checkpoint "
+                f"in {self.output} is kept: look at these rows, or start again with a lower learning rate or fp32"
             )
 
     def evaluate(self) -> None:
         """Measure acceptance on the held-out answers, of the averaged weights if there are any."""
         name = "raw" if self.master.average is None else "ema"
-        self.master.load(self.master.weights if self.master.average is None else self.master.average)
-        result = measure_acceptance(self.denoiser, self.held_out, self.labels_of, features=self.features)
-        self.master.load(self.master.weights)
-        self._log("evaluate", weights=name, **asdict(result))
+        weights = self.master.weights if self.master.average is None else self.master.average
+        if self.held_out:
+            self.master.load(weights)
+            result = measure_acceptance(self.denoiser, self.held_out, self.labels_of, features=self.features)
+            self.master.load(self.master.weights)
+            self._log("evaluate", weights=name, **asdict(result))
+        if self._evaluator is not None:
+            self._log("decode", weights=name, **self._evaluator(self.master.named(weights)))
 
     def checkpoint(self) -> None:
-        """Write a checkpoint and the exports, each under a temporary name first."""
+        """Write a checkpoint and the exports, each under a temporary name first.
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
+        try:
+            self._write_checkpoint()
+        except (OSError, RuntimeError, SafetensorError) as error:  # of torch.save, a full disk is a RuntimeError
+            raise CheckpointError(
+                f"training: {self.output} cannot be written ({error}); the last checkpoint is kept: make room or "
+                "permit writing, then go on from it"
+            ) from error
+        self._log("checkpoint")
+
+    def _write_checkpoint(self) -> None:
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -276,7 +335,6 @@ class DenoiserTrainer:
         self.denoiser.save_pretrained(self.output / "export" / "raw", self.master.named(self.master.weights))
         if self.master.average is not None:
             self.denoiser.save_pretrained(self.output / "export" / "ema", self.master.named(self.master.average))
-        self._log("checkpoint")
 
     def resume(self) -> None:
         """Continue from the output directory's checkpoint.

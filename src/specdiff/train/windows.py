@@ -242,6 +242,11 @@ class WindowStream:
         anchors = [draw_anchors(row, self.config.anchors_per_row, generator) for row in rows]
         return pack(rows, anchors, window=self.config.window, labels_of=self._labels_of)
 
+    def row_ids(self, number: int) -> list[str]:
+        """Return the names of the rows of a batch."""
+        pool_number, place = divmod(number, self.config.batches_per_pool)
+        return [row.id for row in self._draw_pool(pool_number)[place]]
+
     def epochs(self, number: int) -> list[float]:
         """Return how often each source has been gone through before batch `number`."""
         pools = number / self.config.batches_per_pool
