@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from specdiff.models.denoiser import WEIGHTS_NAME, BlockCausalDenoiser
+from specdiff.cli.distill import parse_parameter
+from specdiff.distill.run import fuse_elementwise, take_over
+from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.objectives.registry import OBJECTIVES, make
 from specdiff.train.attention import register_window_attention
 from specdiff.train.features import TargetFeatures, no_features
@@ -89,33 +90,6 @@ def read_sources(arguments: argparse.Namespace) -> list[tuple[list[AnswerRow], f
     return sources
 
 
-def parse_parameter(item: str) -> tuple[str, object]:
-    """``name=value``, the value as JSON where it is JSON."""
-    name, equals, value = item.partition("=")
-    if not equals:
-        raise SystemExit(f"--parameter: expected NAME=VALUE, got {item!r}")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
-def fuse_elementwise(denoiser: BlockCausalDenoiser) -> None:
-    """Compile the parts of the decoder that are many small passes over memory (lengths stay dynamic)."""
-    for module in denoiser.decoder.modules():
-        if type(module).__name__.endswith(("RMSNorm", "MLP")):
-            module.compile(dynamic=True)
-
-
-def start_from(denoiser: BlockCausalDenoiser, directory: Path) -> None:
-    """Take over the weights of an exported denoiser; a projection of features that it lacks starts at zero."""
-    state = load_file(directory / WEIGHTS_NAME)
-    state.pop("draft_vocab")
-    lacking, unknown = denoiser.load_state_dict(state, strict=False)
-    if unknown or set(lacking) - {"feature_projection.weight"}:
-        raise SystemExit(f"--start-from: {directory} lacks {lacking} and has unknown {unknown}; same --layers?")
-
-
 def main() -> None:
     """Train."""
     arguments = parse_arguments()
@@ -145,7 +119,7 @@ def main() -> None:
         name=arguments.name,
     )
     if arguments.start_from:
-        start_from(denoiser, arguments.start_from)
+        take_over(denoiser, arguments.start_from)
     features = TargetFeatures(target, arguments.feature_layers) if arguments.feature_layers else no_features
     denoiser.decoder.set_attn_implementation(register_window_attention())
     del target

@@ -17,6 +17,7 @@ from specdiff.drafters.marginal import MarginalDrafter
 from specdiff.drafters.ngram import NgramDrafter
 from specdiff.drafters.windowed import WindowedDrafter
 from specdiff.models.denoiser import BlockCausalDenoiser
+from specdiff.randomness import RandomStream
 from specdiff.records import Totals
 from specdiff.stopping import StopOptions
 from specdiff.testing import TableTarget
@@ -206,3 +207,18 @@ def test_prompt_lookup_accepts_what_a_text_repeats() -> None:
     totals = Totals.of(loop.rows[0].rounds)
     assert totals.tau == 8.0
     assert totals.drafter_passes == 0
+
+
+def test_a_shorter_draft_is_the_beginning_of_the_whole_window() -> None:
+    """Masks see each other, so a window of fewer rows than trained would give other marginals."""
+    drafter = denoiser()
+    assert isinstance(drafter, MarginalDrafter)
+
+    def rows(gamma: int) -> torch.Tensor:
+        session = drafter.source.open(1)
+        budget = Budget(gamma=gamma, shape=Chain())
+        stream = RandomStream(0, "draft", 0)
+        return session.logits([DraftRequest(row=0, prefix=PROMPTS[0], budget=budget, random=stream)])[0]
+
+    for gamma in (1, 3, 5):
+        torch.testing.assert_close(rows(gamma), rows(6)[:gamma])

@@ -67,7 +67,7 @@ def prepare(
 
     denoiser = _cut(recipe, target, parts, name)
     if start_from is not None and not begun:
-        _take_over(denoiser, start_from)
+        take_over(denoiser, start_from)
     features = TargetFeatures(target.model, recipe.feature_layers) if recipe.feature_layers else no_features
     evaluator = None
     if parts.held_out and recipe.evaluate_tokens:
@@ -189,8 +189,12 @@ def _cut(recipe: Recipe, target: CausalTarget, parts: Split, name: str) -> Block
     )
 
 
-def _take_over(denoiser: BlockCausalDenoiser, folder: Path) -> None:
-    """Start from the weights of an exported denoiser; a projection of features that it lacks starts at zero."""
+def take_over(denoiser: BlockCausalDenoiser, folder: Path) -> None:
+    """Start from the weights of an exported denoiser; a projection of features that it lacks starts at zero.
+
+    Raises:
+        CheckpointError: there is none, or it is of other layers.
+    """
     if not (folder / WEIGHTS_NAME).is_file():
         raise CheckpointError(f"start_from: expected {WEIGHTS_NAME} in {folder}, got none; name an exported denoiser")
     check_weights(folder)

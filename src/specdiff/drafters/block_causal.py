@@ -43,7 +43,7 @@ class BlockCausalSession:
     """Prefix caches of one batch."""
 
     def __init__(self, source: BlockCausalSource, rows: int) -> None:
-        self._denoiser = source.denoiser
+        self._denoiser, self._context = source.denoiser, source.context
         self._decoder = CachedDecoder(source.denoiser.decoder, rows)
         self._features: list[list[Tensor]] = [[] for _ in range(rows)]
         self._rows = rows
@@ -64,17 +64,20 @@ class BlockCausalSession:
 
     @torch.inference_mode()
     def logits(self, requests: Sequence[DraftRequest]) -> list[Tensor]:
-        """One pass for all rows; logits [gamma, W] of each."""
+        """One pass for all rows; logits [gamma, W] of each.
+
+        The window is fed whole, whatever gamma is: masks see each other, and training knows no shorter one.
+        """
         new = [NewRows.causal(torch.empty(0, dtype=torch.int64)) for _ in range(self._rows)]
         fresh = [0] * self._rows
         for r in requests:
             length = self._decoder.cache.lengths[r.row]
-            prefix, gamma = r.prefix[length:], r.budget.gamma
+            prefix, window = r.prefix[length:], self._window(r)
             fresh[r.row] = n = prefix.numel() - 1
-            tokens = torch.cat([prefix, prefix.new_zeros(gamma - 1)])
-            visible = torch.ones(n + gamma, n + gamma, dtype=torch.bool).tril()
+            tokens = torch.cat([prefix, prefix.new_zeros(window - 1)])
+            visible = torch.ones(n + window, n + window, dtype=torch.bool).tril()
             visible[n:, n:] = True
-            new[r.row] = NewRows(tokens, torch.arange(n + gamma), visible)
+            new[r.row] = NewRows(tokens, torch.arange(n + window), visible)
         size = max(x.tokens.numel() for x in new)
         device = self._denoiser.mask_embedding.device
         tokens = torch.zeros(self._rows, size, dtype=torch.int64)
@@ -90,6 +93,12 @@ class BlockCausalSession:
         picked = [hidden[r.row, fresh[r.row] : fresh[r.row] + r.budget.gamma] for r in requests]
         logits = self._denoiser.head(torch.cat(picked))
         return list(logits.split([r.budget.gamma for r in requests]))
+
+    def _window(self, request: DraftRequest) -> int:
+        """Rows of the window: all that the denoiser was trained with, but at the end of its context only gamma."""
+        full, context = self._denoiser.window, self._context
+        fits = context is None or request.prefix.numel() - 1 + full <= context
+        return full if fits else request.budget.gamma
 
     def _take_features(self, fresh: list[int], size: int) -> Tensor | None:
         if not self._denoiser.config.feature_layers:
