@@ -31,6 +31,7 @@ from specdiff.models.diffusion.families import is_diffusion
 from specdiff.models.diffusion.model import DiffusionLM
 from specdiff.models.diffusion.tokenizer import load_tokenizer
 from specdiff.models.load_target import dtype_of, load_target
+from specdiff.models.prepacked import prepack as prepack_layers
 from specdiff.models.tables import embedding_table, output_table
 from specdiff.models.target import CausalTarget
 
@@ -54,6 +55,7 @@ def load(
     settings: Settings | None = None,
     pull: bool = True,
     progress: ProgressCallback = ignore,
+    prepack: bool = True,
 ) -> SpeculativeDecoder:
     """Load a target and a drafter.
 
@@ -68,6 +70,7 @@ def load(
         steps, order: denoising steps of a masked diffusion LM and the order of unmasking. family: its family, where its
             configuration does not say (``"diffullama"``).
         settings: see `Settings`. pull: fetch a catalog target that is not stored yet. progress: told how that goes.
+        prepack: on CPUs, keep second copies of the weights, of target and drafter, for speed; see `load_target`.
 
     Raises:
         InputError: a name, option or pairing is wrong. CheckpointError, UnsupportedModelError: a model cannot be used.
@@ -76,9 +79,15 @@ def load(
     store = ModelStore()
     where = store.resolve(target, pull=pull, allow_remote_code=trust_remote_code, progress=progress)
     loaded, tokenizer = load_target(
-        where.source, dtype=dtype, device=device, device_map=device_map, tf32=tf32, trust_remote_code=trust_remote_code
+        where.source,
+        dtype=dtype,
+        device=device,
+        device_map=device_map,
+        tf32=tf32,
+        trust_remote_code=trust_remote_code,
+        prepack=prepack,
     )
-    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order, family)
+    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order, family, prepack)
     return SpeculativeDecoder(loaded, loader.load(drafter), tokenizer, settings)
 
 
@@ -99,7 +108,9 @@ class _DrafterLoader:
         steps: int,
         order: str,
         family: str | None,
+        prepack: bool,
     ) -> None:
+        self._prepack = prepack
         self._store, self._target, self._tokenizer = store, target, tokenizer
         self._dtype = target.model.dtype if dtype == "auto" else dtype_of(dtype)
         self._device = embedding_table(target.model).device
@@ -150,11 +161,15 @@ class _DrafterLoader:
                     remedy="use drafter='ngram', or a drafter trained for this target",
                 ) from error
             raise
+        if self._prepack:
+            denoiser.prepack()
         source = BlockCausalSource(denoiser)
         return fit_context(MarginalDrafter(source), source.context, target_context=self._target.context)
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
         lm = DiffusionLM.from_pretrained(folder, family=self._family, dtype=self._dtype, device=self._device)
+        if self._prepack:
+            prepack_layers(lm)
         source = MaskedSource(lm, vocab_size=self._common(load_tokenizer(folder), lm.config.vocab_size), name=name)
         if self._steps > 1:
             return MultiStepDrafter(source, steps=self._steps, order=self._order)
@@ -165,6 +180,8 @@ class _DrafterLoader:
             source, dtype=self._dtype, use_safetensors=True, attn_implementation="sdpa"
         )
         model.to(self._device)  # pyright: ignore[reportArgumentType] - transformers' decorated stub
+        if self._prepack:
+            prepack_layers(model)
         tokenizer = AutoTokenizer.from_pretrained(source)
         plain = AutoregressiveDrafter(model.eval(), vocab_size=self._target.vocab_size, name=name)
         drafter = fit_context(plain, plain.context, target_context=self._target.context)

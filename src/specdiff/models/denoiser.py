@@ -41,6 +41,7 @@ from specdiff.models.denoiser_config import (
     check_state,
 )
 from specdiff.models.layer_cut import find_layer_list, layer_subset_state, shrink_config, target_fingerprint
+from specdiff.models.prepacked import can_pack, multiply, pack, prepack
 from specdiff.models.tables import embedding_table, output_table
 
 WEIGHTS_NAME = "denoiser.safetensors"
@@ -107,6 +108,7 @@ class BlockCausalDenoiser(nn.Module):
         rows = target_head_weight.detach().to(device=device, dtype=dtype)[self.draft_vocab]
         self.register_buffer("head_weight", rows, persistent=False)
 
+        self._packed_head: Tensor | None = None
         self.mask_embedding = nn.Parameter(rows.new_zeros(config.hidden_size))
         self.feature_projection: nn.Linear | None = None
         if config.feature_layers:
@@ -263,7 +265,14 @@ class BlockCausalDenoiser(nn.Module):
         Returns:
             [..., D] logits; column ``i`` belongs to target token ``draft_vocab[i]``.
         """
+        if self._packed_head is not None and not torch.is_grad_enabled():
+            return multiply(hidden, self._packed_head)
         return nn.functional.linear(hidden, self.head_weight)
+
+    def prepack(self) -> None:
+        """Keep packed copies of the weights for drafting on CPUs, see `specdiff.models.prepacked`."""
+        if prepack(self) and can_pack(self.head_weight):
+            self._packed_head = pack(self.head_weight)
 
     def save_pretrained(self, directory: str | Path, state: dict[str, Tensor] | None = None) -> None:
         """Write the denoiser's own weights (bf16 safetensors) and its configuration.

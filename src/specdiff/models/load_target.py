@@ -12,8 +12,10 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from specdiff.checking import flag
 from specdiff.errors import CheckpointError, DownloadError, InputError, ModelError, UnsupportedModelError
 from specdiff.hub.safety import check_folder
+from specdiff.models.prepacked import prepack as prepack_layers
 from specdiff.models.target import CausalTarget
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -32,6 +34,7 @@ def load_target(
     tf32: bool = False,
     quantization_config: Any = None,
     revision: str | None = None,
+    prepack: bool = True,
 ) -> tuple[CausalTarget, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer, and check that it scores token trees (`CausalTarget.self_check`).
 
@@ -47,6 +50,8 @@ def load_target(
         quantization_config: transformers' configuration, for weights to be quantised while loading. Weights that are
             stored quantised need none.
         revision: branch, tag or commit of a Hugging Face id.
+        prepack: on CPUs, keep a second copy of the weights in the kernels' own layout, if half of the free memory holds
+            it: the same products, faster (`specdiff.models.prepacked`).
 
     Returns:
         The target (its ``info`` records dtype, device, attention, TF32 and quantisation) and the tokenizer.
@@ -78,6 +83,8 @@ def load_target(
     except Exception as error:
         raise _explained(error, source, is_folder) from error
     _check_complete(report, source)
+    if flag("prepack", prepack, remedy="say whether to keep packed copies of the weights"):
+        prepack_layers(model)
     target = CausalTarget(model, name=Path(source).name)
     target.self_check()
     return target, tokenizer

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from specdiff.errors import InputError, UnsupportedModelError
 from specdiff.models.cached_decoder import CachedDecoder, NewRows, forward_parameters, input_device
+from specdiff.models.prepacked import is_prepacked
 from specdiff.models.supported import check_can_roll_back, self_check, usable_context
 from specdiff.types import TokenTree
 
@@ -81,6 +82,7 @@ class TargetInfo:
     Attributes:
         dtype, device: of the weights, as torch names them. attention: kernel family, ``sdpa`` or ``eager``.
         tf32: whether fp32 matrix products may be rounded to TF32. quantised: name of the method, None for none.
+        prepacked: whether linear layers multiply with packed weights (`specdiff.models.prepacked`).
         transformers: version.
     """
 
@@ -89,6 +91,7 @@ class TargetInfo:
     attention: str
     tf32: bool
     quantised: str | None
+    prepacked: bool
     transformers: str
 
     @classmethod
@@ -102,6 +105,7 @@ class TargetInfo:
             device=str(device),
             attention=str(model.config.get_text_config()._attn_implementation),
             tf32=device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32",
+            prepacked=is_prepacked(model),
             quantised=None if method is None else str(getattr(method, "value", method)),
             transformers=transformers.__version__,
         )
