@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 _DTYPES = (torch.bfloat16, torch.float32)
+_OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 _ROWS = 16  # the layout is the same for any number of rows; the op asks for a hint
 _SHARE = 0.5  # of the memory that is free, at most, for the copies
 
@@ -58,6 +59,8 @@ def multiply(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tenso
 def can_pack(weight: Tensor) -> bool:
     """Whether this machine has kernels for packed weights of this dtype and device."""
     if weight.device.type != "cpu" or weight.dtype not in _DTYPES or not torch.backends.mkldnn.is_available():
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS):
         return False
     return weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
