@@ -135,7 +135,7 @@ class DecodeLoop:
         active = [i for i, row in enumerate(self.rows) if row.finish is None]
         began, passes = self._clock(), self._draft_passes()
         drafts = self._draft(active)  # a row whose draft is faulty fails here
-        drafted = self._clock()
+        drafted, passes = self._clock(), self._draft_passes() - passes
         logits = self._session.score(
             [
                 ScoreRequest(self.rows[i].committed[-1], drafts[i].tree) if i in drafts else None
@@ -167,7 +167,7 @@ class DecodeLoop:
                 rule=rule,
                 reason=reason,
                 source=draft.source,
-                drafter_passes=self._draft_passes() - passes,
+                drafter_passes=passes,
                 draft_seconds=drafted - began,
                 target_seconds=scored - drafted,
                 verify_seconds=ended - scored,

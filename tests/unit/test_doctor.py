@@ -14,6 +14,7 @@ from specdiff.cli.doctor import doctor
 from specdiff.doctor import Matmul, Report, Threads, examine, probes
 from specdiff.doctor.findings import find
 from specdiff.hub import ModelStore
+from specdiff.machine import memory
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +140,8 @@ def test_the_system_is_read_where_it_tells_and_unknown_elsewhere(tmp_path: Path)
     assert probes.cpu_flags(tmp_path / "arm") == ("bf16", "sve")
     assert probes.cpu_flags(tmp_path / "absent") == ()
     (tmp_path / "meminfo").write_text("MemTotal: 10 kB\nMemAvailable: 4 kB\n", encoding="utf-8")
-    assert probes.memory(tmp_path / "meminfo") == (10240, 4096)
-    assert probes.memory(tmp_path / "absent")[1] is None
+    assert memory(tmp_path / "meminfo") == (10240, 4096)
+    assert memory(tmp_path / "absent")[1] is None
     full = probes.usable_processors(tmp_path / "absent")
     (tmp_path / "cpu.max").write_text("max 100000\n", encoding="ascii")
     assert probes.usable_processors(tmp_path / "cpu.max") == full

@@ -30,31 +30,39 @@ def distill(
     feature_layers: Annotated[
         str, typer.Option("--feature-layers", help="Target layers whose hidden states it reads, such as 9,19,29.")
     ] = "",
-    window: Annotated[int, typer.Option("--window", help="Tokens drafted in one pass.")] = 8,
-    draft_vocab_size: Annotated[int, typer.Option("--draft-vocab", help="Tokens it may propose.")] = 9216,
-    objective: Annotated[str, typer.Option("--objective", help="What is minimised.")] = "tree_presence",
+    window: Annotated[int, typer.Option("--window", help="Tokens drafted in one pass.")] = Recipe.window,
+    draft_vocab_size: Annotated[
+        int, typer.Option("--draft-vocab", help="Tokens it may propose.")
+    ] = Recipe.draft_vocab_size,
+    objective: Annotated[str, typer.Option("--objective", help="What is minimised.")] = Recipe.objective,
     parameter: Annotated[
         list[str] | None, typer.Option("--parameter", help="NAME=VALUE of the objective; may be repeated.")
     ] = None,
     start_from: Annotated[Path | None, typer.Option("--start-from", help="An exported denoiser to go on from.")] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp32.")] = "bf16",
+    dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp32.")] = Recipe.dtype,
     device: o.Device = None,
-    steps: Annotated[int, typer.Option("--steps", help="Of the optimiser.")] = 2000,
-    rows: Annotated[int, typer.Option("--rows", help="Answers of a batch.")] = 6,
-    anchors: Annotated[int, typer.Option("--anchors", help="Windows of an answer.")] = 64,
-    accumulate: Annotated[int, typer.Option("--accumulate", help="Batches of a step.")] = 1,
-    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Peak.")] = 8e-4,
-    warmup: Annotated[float, typer.Option("--warmup", help="Share of the steps spent rising.")] = 0.03,
-    weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.01,
-    ema_decay: Annotated[float, typer.Option("--ema-decay", help="Of the averaged weights; 0 = none.")] = 0.99,
-    held_out: Annotated[int, typer.Option("--held-out", help="Prompts kept out of training, to measure on.")] = 16,
+    steps: Annotated[int, typer.Option("--steps", help="Of the optimiser.")] = Recipe.steps,
+    rows: Annotated[int, typer.Option("--rows", help="Answers of a batch.")] = Recipe.rows,
+    anchors: Annotated[int, typer.Option("--anchors", help="Windows of an answer.")] = Recipe.anchors,
+    accumulate: Annotated[int, typer.Option("--accumulate", help="Batches of a step.")] = Recipe.accumulate,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Peak.")] = Recipe.learning_rate,
+    warmup: Annotated[float, typer.Option("--warmup", help="Share of the steps spent rising.")] = Recipe.warmup,
+    weight_decay: Annotated[float, typer.Option("--weight-decay")] = Recipe.weight_decay,
+    ema_decay: Annotated[
+        float, typer.Option("--ema-decay", help="Of the averaged weights; 0 = none.")
+    ] = Recipe.ema_decay,
+    held_out: Annotated[
+        int, typer.Option("--held-out", help="Prompts kept out of training, to measure on.")
+    ] = Recipe.held_out,
     evaluate_tokens: Annotated[
         int, typer.Option("--evaluate-tokens", help="Decoded of each; 0 = replay temperature-0 answers only.")
-    ] = 64,
-    nodes: Annotated[int, typer.Option("--nodes", help="Of the tree that is measured.")] = 15,
+    ] = Recipe.evaluate_tokens,
+    nodes: Annotated[int, typer.Option("--nodes", help="Of the tree that is measured.")] = Recipe.nodes,
     checkpoint_minutes: Annotated[float, typer.Option("--checkpoint-minutes")] = 10.0,
     evaluate_minutes: Annotated[float, typer.Option("--evaluate-minutes")] = 20.0,
-    fuse: Annotated[bool, typer.Option("--fuse", help="Compile norms and MLPs; pays on CPUs after a minute.")] = False,
+    fuse: Annotated[
+        bool, typer.Option("--fuse", help="Compile norms and MLPs; pays on CPUs after a minute.")
+    ] = Recipe.fuse,
     seed: o.Seed = 0,
     name: Annotated[str, typer.Option("--name", help="Label of the drafter.")] = "denoiser",
     allow_other_model: Annotated[

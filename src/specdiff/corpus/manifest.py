@@ -94,10 +94,9 @@ class CorpusManifest:
 
     def differences(self, other: CorpusManifest) -> Iterator[tuple[str, object, object]]:
         """(field, here, there) of everything that decides which rows come out."""
-        here, there = _flat(self.to_json()), _flat(other.to_json())
-        for name in sorted(here.keys() | there.keys()):
-            if not name.startswith(("created", "versions")) and here.get(name) != there.get(name):
-                yield name, here.get(name), there.get(name)
+        for name, here, there in differences(self.to_json(), other.to_json()):
+            if not name.startswith(("created", "versions")):
+                yield name, here, there
 
 
 def package_versions() -> dict[str, str]:
@@ -181,6 +180,14 @@ def _write(path: Path, manifest: CorpusManifest) -> None:
 
     write_atomically(path, write)
     sync_folder(path.parent)
+
+
+def differences(here: Any, there: Any) -> Iterator[tuple[str, object, object]]:
+    """(dotted name, here, there) of every value that differs between two pieces of JSON."""
+    left, right = _flat(here), _flat(there)
+    for name in sorted(left.keys() | right.keys()):
+        if left.get(name) != right.get(name):
+            yield name, left.get(name), right.get(name)
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

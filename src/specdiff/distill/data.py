@@ -30,7 +30,8 @@ class Split:
 def split(corpora: Sequence[tuple[Corpus, float]], *, held_out: int, window: int) -> Split:
     """Hold out whole prompts, with all their answers in all corpora.
 
-    Which prompts is decided by a hash of their names, so that runs over more data or of another seed keep the same out.
+    Which prompts is decided by a hash of their names, so that runs of another seed, or over other answers to them, keep
+    the same out.
 
     Args:
         corpora: with their weights. held_out: prompts. window: W of the drafter.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specdiff.checking import flag, integer, real
+from specdiff.corpus.manifest import differences
 from specdiff.errors import CheckpointError, InputError
 from specdiff.files import write_text
 from specdiff.objectives.registry import make
+from specdiff.train.trainer import TrainerConfig
 
 RECIPE = "recipe.json"
 _DTYPES = ("bf16", "fp32")
@@ -46,11 +48,11 @@ class Recipe:
     steps: int = 2000
     rows: int = 6
     anchors: int = 64
-    accumulate: int = 1
-    learning_rate: float = 8e-4
-    warmup: float = 0.03
-    weight_decay: float = 0.01
-    ema_decay: float = 0.99
+    accumulate: int = TrainerConfig.accumulate
+    learning_rate: float = TrainerConfig.learning_rate
+    warmup: float = TrainerConfig.warmup
+    weight_decay: float = TrainerConfig.weight_decay
+    ema_decay: float = TrainerConfig.ema_decay
     held_out: int = 16
     evaluate_tokens: int = 64
     nodes: int = 15
@@ -82,7 +84,7 @@ class Recipe:
         return json.loads(json.dumps(asdict(self) | {"parameters": dict(self.parameters)}))
 
 
-def adopt(folder: Path, wanted: Mapping[str, Any], *, begun: bool) -> None:
+def adopt(folder: Path, wanted: dict[str, Any], *, begun: bool) -> None:
     """Record what a new run is made of, or check that the one in the folder was begun with the same.
 
     Args:
@@ -97,7 +99,7 @@ def adopt(folder: Path, wanted: Mapping[str, Any], *, begun: bool) -> None:
             present = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: expected the record of the run, got {error}; restore it") from error
-        found = [f"{name} was {then!r}, is {now!r}" for name, then, now in _differences(present, dict(wanted))]
+        found = [f"{name} was {then!r}, is {now!r}" for name, then, now in differences(present, wanted)]
         if found:
             raise InputError(
                 f"{folder}: expected the settings this run was begun with, got others ({'; '.join(found)}); continue "
@@ -106,11 +108,3 @@ def adopt(folder: Path, wanted: Mapping[str, Any], *, begun: bool) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(wanted, indent=2) + "\n")
-
-
-def _differences(then: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(then, dict) and isinstance(now, dict):
-        for key in sorted(then.keys() | now.keys()):
-            yield from _differences(then.get(key), now.get(key), f"{name}.{key}" if name else str(key))
-    elif then != now:
-        yield name, then, now

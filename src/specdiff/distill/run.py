@@ -18,6 +18,7 @@ from specdiff.distill.recipe import Recipe, adopt
 from specdiff.errors import CheckpointError, InputError
 from specdiff.hub.safety import check_weights
 from specdiff.models.denoiser import WEIGHTS_NAME, BlockCausalDenoiser
+from specdiff.models.denoiser_config import check_state
 from specdiff.models.layer_cut import find_layer_list, target_fingerprint
 from specdiff.models.tables import embedding_table, output_table
 from specdiff.models.target import CausalTarget
@@ -134,12 +135,13 @@ def _read(
     bad = [weight for _, weight in corpora if not weight > 0]
     if bad:
         raise InputError.of("corpus", expected="weights > 0", got=bad, remedy="write FOLDER:WEIGHT, such as a:65 b:35")
+    tokens = tokenizer_fingerprint(tokenizer)
     return [
         (
             read_corpus(
                 path,
                 target_fingerprint=tables,
-                tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+                tokenizer_fingerprint=tokens,
                 allow_other_model=allow_other_model,
                 vocab_size=target.vocab_size,
             ),
@@ -201,11 +203,6 @@ def take_over(denoiser: BlockCausalDenoiser, folder: Path) -> None:
     state = load_file(folder / WEIGHTS_NAME)
     state.pop("draft_vocab", None)
     own = denoiser.state_dict()
-    lacking, unknown = own.keys() - state.keys() - _FEATURE_WEIGHTS, state.keys() - own.keys()
-    shapes = [n for n, t in state.items() if n in own and own[n].shape != t.shape]
-    if lacking or unknown or shapes:
-        raise CheckpointError(
-            f"start_from: {folder} is no denoiser of these layers: lacks {sorted(lacking)[:3]}, has unknown "
-            f"{sorted(unknown)[:3]}, other shapes {shapes[:3]}; give its own layers and feature_layers"
-        )
-    denoiser.load_state_dict(state, strict=False)
+    state = {name: own[name] for name in own.keys() & _FEATURE_WEIGHTS} | state
+    check_state(own, state, f"start_from: {folder} is no denoiser of these layers")
+    denoiser.load_state_dict(state)

@@ -15,6 +15,7 @@ from specdiff.doctor import probes
 from specdiff.doctor.facts import Finding, Matmul, Report, Threads
 from specdiff.doctor.findings import OPTIONAL, find
 from specdiff.hub import ModelStore
+from specdiff.machine import memory
 
 __all__ = ["Finding", "Matmul", "Report", "Threads", "examine"]
 
@@ -27,7 +28,7 @@ def examine(store: ModelStore | None = None) -> Report:
     Args:
         store: the model store to describe, by default the user's.
     """
-    total, available = probes.memory()
+    total, available = memory()
     facts: dict[str, Any] = {
         "versions": {"python": platform.python_version()} | {name: probes.version(name) for name in _PACKAGES},
         "extras": {name: probes.version(name) for name in OPTIONAL},

@@ -7,12 +7,13 @@ copy of the weights. Measured: docs/results.md.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+from specdiff.machine import memory
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
@@ -89,14 +90,8 @@ def is_prepacked(module: nn.Module) -> bool:
 
 def free_memory() -> float:
     """Bytes that can be had without swapping; infinity where the system does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - no file of ours
-            return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        try:
-            return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        except (ValueError, OSError, AttributeError):
-            return float("inf")
+    available = memory()[1]
+    return float("inf") if available is None else available
 
 
 def _plain_layers(module: nn.Module) -> Iterator[nn.Linear]:

@@ -234,23 +234,25 @@ class WindowStream:
 
     def batch(self, number: int) -> WindowBatch:
         """Return a batch by its number (any order; the same number always gives the same batch)."""
-        pool_number, place = divmod(number, self.config.batches_per_pool)
-        if pool_number != self._pool_number:
-            self._pool_number, self._pool = pool_number, self._draw_pool(pool_number)
-        rows = self._pool[place]
+        rows = self._rows(number)
         generator = _generator(self.config.seed, 1, number)
         anchors = [draw_anchors(row, self.config.anchors_per_row, generator) for row in rows]
         return pack(rows, anchors, window=self.config.window, labels_of=self._labels_of)
 
     def row_ids(self, number: int) -> list[str]:
         """Return the names of the rows of a batch."""
-        pool_number, place = divmod(number, self.config.batches_per_pool)
-        return [row.id for row in self._draw_pool(pool_number)[place]]
+        return [row.id for row in self._rows(number)]
 
     def epochs(self, number: int) -> list[float]:
         """Return how often each source has been gone through before batch `number`."""
         pools = number / self.config.batches_per_pool
         return [pools * count / len(rows) for rows, count in zip(self._sources, self._per_pool, strict=True)]
+
+    def _rows(self, number: int) -> list[AnswerRow]:
+        pool_number, place = divmod(number, self.config.batches_per_pool)
+        if pool_number != self._pool_number:
+            self._pool_number, self._pool = pool_number, self._draw_pool(pool_number)
+        return self._pool[place]
 
     def _draw_pool(self, pool_number: int) -> list[list[AnswerRow]]:
         rows: list[AnswerRow] = []
