@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,9 +11,11 @@ from torch import Tensor
 
 from specdiff.randomness import RandomStream
 from specdiff.trees.best_first import best_first
+from specdiff.trees.paths import leaf_paths
 from specdiff.trees.sampled import sample_chain, sample_paths, siblings_without_replacement
 from specdiff.types import Draft, DraftLaw, Extra, Provenance, TokenTree
 from specdiff.verify.registry import RULES
+from specdiff.verify.self_selection import best_path
 
 SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
 VOCAB = st.integers(2, 40)
@@ -116,6 +120,39 @@ def test_at_temperature_zero_all_rules_commit_the_argmaxes(case: tuple[Draft, Ra
                 assert int(draft.tree.tokens[node]) == law.choice(row), rule.name
                 row = node + 1
             assert verdict.token == law.choice(row), rule.name
+
+
+@SETTINGS
+@given(cases())
+def test_self_selection_finds_the_best_path_whatever_rows_it_leaves_out(case: tuple[Draft, RandomLaw, int]) -> None:
+    """The search with bounds against scores of all paths; the first one on ties."""
+    draft, law, _ = case
+    paths = draft.paths or leaf_paths(draft.tree.parents)
+
+    def score(path: Sequence[int]) -> float:
+        total, reach, row = 0.0, 1.0, 0
+        for node in path:
+            reach *= float(law.row(row)[int(draft.tree.tokens[node])])
+            total, row = total + reach, node + 1
+        return total
+
+    if paths:
+        assert best_path(paths, draft.tree, law) == max(paths, key=score)
+
+
+def test_self_selection_asks_for_no_row_below_a_path_that_cannot_win() -> None:
+    """One likely path, one that is lost at its first token."""
+    rows = torch.tensor([[0.9, 0.1], [1.0, 0.0], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
+    asked: list[int] = []
+
+    class Law(_ByDepth):
+        def row(self, index: int) -> Tensor:
+            asked.append(index)
+            return super().row(index)
+
+    tree = TokenTree(torch.tensor([0, 0, 0, 1, 0, 0]), (-1, 0, 1, -1, 3, 4))
+    assert best_path([[3, 4, 5], [0, 1, 2]], tree, Law(rows, tuple(range(7)))) == [0, 1, 2]
+    assert set(asked) == {0, 1, 2}
 
 
 @SETTINGS

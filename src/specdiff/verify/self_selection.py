@@ -6,13 +6,16 @@ walk needs the same rows of p and accepts at least as much, draw by draw (docs/r
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from specdiff.randomness import Random
 from specdiff.trees.paths import leaf_paths
-from specdiff.types import Draft, Provenance, Verdict
+from specdiff.types import Draft, Provenance, TokenTree, Verdict
 from specdiff.verify.base import TargetLaw, children_of, probabilities_of, tokens_of
 from specdiff.verify.point_mass import accept_path
+
+_ROUNDING = 1e-5  # a float32 row may add up to a little more than 1
 
 
 class SelfSelection:
@@ -26,31 +29,40 @@ class SelfSelection:
     def verify(self, draft: Draft, law: TargetLaw, random: Random) -> Verdict:
         """Score, select, then use one coin a visited token, and one draw."""
         paths = draft.paths or leaf_paths(draft.tree.parents)
-        if not paths:
-            return accept_path((), draft, law, random)
-        reach = path_probabilities(draft, law)
-        best = max(paths, key=lambda path: score(path, reach))
+        best = best_path(paths, draft.tree, law) if paths else ()
         return accept_path(best, draft, law, random)
 
 
-def score(path: Sequence[int], reach: Sequence[float]) -> float:
-    """sum_j prod_{k<=j} p(x_k | s, x_<k): the expected number of accepted tokens of ``path``.
+def best_path(paths: Sequence[Sequence[int]], tree: TokenTree, law: TargetLaw) -> Sequence[int]:
+    """The path of largest score, sum_j prod_{k<=j} p(x_k | s, x_<k): the expected number of its accepted tokens.
+
+    A path whose first m tokens have the sum S and the product R ends below S + R (its length - m), so those that cannot
+    win are left where they are, and a row of p is asked for only if a path through it still may.
 
     Args:
-        path: node ids, root down.
-        reach: probability of the path down to each node, see `path_probabilities`.
+        paths: node ids, root down; the first one wins ties.
     """
-    return sum(reach[node] for node in path)
+    tokens, children = tokens_of(tree), children_of(tree)
+    steps: dict[int, float] = {}  # p(x | the path above) of a node
 
+    def step(node: int) -> float:
+        if node not in steps:
+            row = tree.parents[node] + 1
+            siblings = children[row]
+            steps.update(zip(siblings, probabilities_of([tokens[n] for n in siblings], law.row(row)), strict=True))
+        return steps[node]
 
-def path_probabilities(draft: Draft, law: TargetLaw) -> list[float]:
-    """Product of p along the path down to each node; rows below a node that p cannot reach are not asked for."""
-    reach = [0.0] * len(draft.tree)
-    tokens = tokens_of(draft.tree)
-    for row, nodes in enumerate(children_of(draft.tree)):
-        above = reach[row - 1] if row else 1.0
-        if nodes and above > 0:
-            steps = probabilities_of([tokens[node] for node in nodes], law.row(row))
-            for node, step in zip(nodes, steps, strict=True):
-                reach[node] = above * step
-    return reach
+    # (minus the most a path can score, which path, its tokens seen, their sum, their product)
+    open_paths = [(-len(path) * (1 + _ROUNDING), i, 0, 0.0, 1.0) for i, path in enumerate(paths)]
+    heapq.heapify(open_paths)
+    while True:
+        _, i, seen, total, reach = heapq.heappop(open_paths)
+        path = paths[i]
+        if seen == len(path):
+            return path
+        reach *= step(path[seen])
+        total += reach
+        seen = seen + 1 if reach > 0 else len(path)
+        rest = reach * (len(path) - seen)
+        most = total if rest == 0 else (total + rest) * (1 + _ROUNDING)
+        heapq.heappush(open_paths, (-most, i, seen, total, reach))
