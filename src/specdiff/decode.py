@@ -20,7 +20,7 @@ from specdiff.randomness import RandomStream
 from specdiff.records import RoundEvent
 from specdiff.sampling import LawBuilder, SamplingOptions
 from specdiff.stopping import FinishReason, StopCheck, StopOptions
-from specdiff.types import Budget, Chain, Draft, Extra, Round, TokenTree, Verdict, ids_tensor
+from specdiff.types import Budget, Draft, Extra, Round, TokenTree, Verdict, ids_tensor, may_branch
 from specdiff.verify.base import Rule, check, tokens_of
 from specdiff.verify.registry import choose
 
@@ -109,7 +109,7 @@ class DecodeLoop:
             provenance = declared_provenance(drafter, budget)
             if rule is not None:
                 for request in requests:
-                    check(rule, provenance, greedy=request.sampling.greedy, tree=not isinstance(budget.shape, Chain))
+                    check(rule, provenance, greedy=request.sampling.greedy, tree=may_branch(budget.shape))
         self.rows = [self._row(request, controller) for request in requests]
         self._session = target.open(len(requests), drafter.feature_layers if drafter else ())
         self._drafting: DraftSession | None = None
@@ -171,6 +171,8 @@ class DecodeLoop:
                 draft_seconds=drafted - began,
                 target_seconds=scored - drafted,
                 verify_seconds=ended - scored,
+                start=start,
+                path=verdict.path[: commit.accepted],
             )
             row.rounds.append(record)
             row.controller.observe(record, draft)

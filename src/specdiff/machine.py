@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 
@@ -16,3 +17,15 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> tuple[int | None, int | Non
         if "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), None
         return None, None
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name of the processor and how many of it this process may use."""
+    name = platform.processor() or platform.machine()
+    try:
+        rows = [line.split(":", 1) for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()]
+        name = next((row[1].strip() for row in rows if row[0].startswith("model name") and len(row) > 1), name)
+    except OSError:
+        pass
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name} x{count}"

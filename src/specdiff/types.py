@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdiff.checking import integer, real, sequence
+from specdiff.checking import callable_or_none, integer, real, sequence
 from specdiff.errors import InputError
 
 
@@ -107,6 +107,9 @@ class Draft:
         paths: for ``CHAIN`` and ``IID``: the node ids of every draw, in draw order, each [<= G] long; the trie merges
             equal prefixes, the draws keep their multiplicity here. Empty otherwise.
         source: name of the drafter (of the member, for an ensemble).
+        scores: log of the drafter's own probability of the path down to each node, where it knows it; else empty.
+        generated: tokens before the first EOS of the raw argmax draft (the window's length where it has none); None
+            where the drafter does not know.
     """
 
     tree: TokenTree
@@ -114,6 +117,8 @@ class Draft:
     law: DraftLaw | None = None
     paths: tuple[tuple[int, ...], ...] = ()
     source: str = ""
+    scores: tuple[float, ...] = ()
+    generated: int | None = None
 
     def __post_init__(self) -> None:
         assert (self.provenance is Provenance.FIXED) == (self.law is None), "q comes exactly with sampled drafts"
@@ -157,12 +162,55 @@ class Siblings:
 
 @dataclass(frozen=True)
 class BestFirst:
-    """The ``nodes`` nodes with the largest product of marginals (DDTree; docs/rules.md fact 5)."""
+    """The ``nodes`` nodes with the largest product of marginals (DDTree; docs/rules.md fact 5).
+
+    Attributes:
+        nodes: at most so many.
+        size: how many of them to keep, from their scores in falling order (see `Draft.scores`); None = all. It sees the
+            marginals and the past only, never the verifier's randomness, so the draft stays ``FIXED``.
+    """
 
     nodes: int
+    size: Callable[[Sequence[float]], int] | None = None
 
 
-Shape = Chain | Samples | Siblings | BestFirst
+@dataclass(frozen=True)
+class CausalPaths:
+    """The ``keep`` paths that marginals and a causal n-gram model agree on best, merged into a trie.
+
+    Causal-consistency path search of DiffuSpec (arXiv 2510.02358; docs/diffuspec.md).
+
+    Attributes:
+        beam: width of the search. keep: paths that become the draft, at most ``beam``.
+        mass, cap: at each position the smallest set of most probable tokens that has this mass may be taken, at most so
+            many of them, and EOS.
+        weight: of log q; the n-gram model's log p has the rest. At 1 no n-gram model is asked.
+
+    Raises:
+        InputError: a number is out of range.
+    """
+
+    beam: int = 3
+    keep: int = 1
+    mass: float = 0.8
+    cap: int = 15
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, value in (("beam", self.beam), ("keep", self.keep), ("cap", self.cap)):
+            integer(name, value, 1, remedy="the paper has beam 3, keep 1 and cap 15")
+        if self.keep > self.beam:
+            raise InputError.of("keep", expected=f"at most the beam's {self.beam}", got=self.keep, remedy="widen beam")
+        real("mass", self.mass, lambda v: 0 < v <= 1, expected="a number in (0, 1]", remedy="the paper has 0.8")
+        real("weight", self.weight, lambda v: 0 <= v <= 1, expected="a number in [0, 1]", remedy="the paper has 0.5")
+
+
+Shape = Chain | Samples | Siblings | BestFirst | CausalPaths
+
+
+def may_branch(shape: Shape) -> bool:
+    """Whether drafts of this shape may have two children of one node."""
+    return not isinstance(shape, Chain) and not (isinstance(shape, CausalPaths) and shape.keep == 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,15 +233,19 @@ class Budget:
         Raises:
             InputError: gamma, a count or the draft temperature is out of range.
         """
-        if not isinstance(self.shape, (Chain, Samples, Siblings, BestFirst)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(self.shape, Shape):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError.of(
-                "shape", expected="a Chain, Samples, Siblings or BestFirst", got=self.shape, remedy="make one of these"
+                "shape",
+                expected="a Chain, Samples, Siblings, BestFirst or CausalPaths",
+                got=self.shape,
+                remedy="make one of these",
             )
         counts: dict[str, object] = {"gamma": self.gamma}
         if isinstance(self.shape, Samples):
             counts["k"] = self.shape.k
         elif isinstance(self.shape, BestFirst):
             counts["nodes"] = self.shape.nodes
+            callable_or_none("size", self.shape.size, remedy="pass a function from scores to a number of nodes")
         elif isinstance(self.shape, Siblings):
             widths = sequence("widths", self.shape.widths, expected="a tuple of integers", remedy="one for each depth")
             counts |= {f"widths[{i}]": w for i, w in enumerate(widths)} or {"widths": 0}
@@ -218,6 +270,7 @@ class Round:
         extra: kind of the extra token, None where it was cut off. rule: what verified. reason: why this rule.
         source: which drafter's draft was verified. draft_seconds, target_seconds, verify_seconds: by the caller's
             clock, 0.0 without one. drafter_passes, target_passes: forward passes of each.
+        start: tokens committed before the round, prompt included. path: the accepted nodes, root down.
     """
 
     proposed: int
@@ -233,3 +286,5 @@ class Round:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     verify_seconds: float = 0.0
+    start: int = 0
+    path: tuple[int, ...] = ()

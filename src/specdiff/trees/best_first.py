@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -20,7 +21,14 @@ from specdiff.errors import InputError
 from specdiff.types import Draft, TokenTree, ids_tensor
 
 
-def best_first(log_probs: Tensor, nodes: int, vocab: Tensor | None = None, *, source: str = "") -> Draft:
+def best_first(
+    log_probs: Tensor,
+    nodes: int,
+    vocab: Tensor | None = None,
+    *,
+    size: Callable[[Sequence[float]], int] | None = None,
+    source: str = "",
+) -> Draft:
     """Grow the tree by a heap over successors: the next sibling by rank, and the best child.
 
     Each node enters the heap once and the vocabulary is never enumerated: rank B of a row cannot be among the B best
@@ -30,6 +38,7 @@ def best_first(log_probs: Tensor, nodes: int, vocab: Tensor | None = None, *, so
         log_probs: [G, W] log-probabilities of the window's positions.
         nodes: B, the number of nodes.
         vocab: [W] sorted target ids, None where column = id.
+        size: how many nodes to keep, from their log products in falling order; None = all.
         source: name of the drafter.
 
     Returns:
@@ -39,6 +48,7 @@ def best_first(log_probs: Tensor, nodes: int, vocab: Tensor | None = None, *, so
         raise InputError.of("nodes", expected="an integer >= 1", got=nodes, remedy="give the tree at least one node")
     columns: list[int] = []
     parents: list[int] = []
+    scores: list[float] = []
     if log_probs.numel() > 0:
         top = torch.topk(log_probs, k=min(log_probs.shape[-1], nodes), dim=-1)
         gains = cast("list[list[float]]", top.values.tolist())  # pyright: ignore[reportUnknownMemberType]
@@ -53,11 +63,14 @@ def best_first(log_probs: Tensor, nodes: int, vocab: Tensor | None = None, *, so
             node = len(columns)
             columns.append(ids[row][rank])
             parents.append(parent)
+            scores.append(-cost)
             if rank + 1 < len(gains[row]):
                 found += 1
                 heapq.heappush(heap, (-(above + gains[row][rank + 1]), found, parent, row, rank + 1, above))
             if row + 1 < len(gains):
                 found += 1
                 heapq.heappush(heap, (cost - gains[row + 1][0], found, node, row + 1, 0, -cost))
-    tokens = ids_tensor(columns)
-    return Draft(TokenTree(tokens if vocab is None else vocab.cpu()[tokens], tuple(parents)), source=source)
+    kept = len(columns) if size is None else size(scores)
+    tokens = ids_tensor(columns[:kept])
+    tree = TokenTree(tokens if vocab is None else vocab.cpu()[tokens], tuple(parents[:kept]))
+    return Draft(tree, source=source, scores=tuple(scores[:kept]))
