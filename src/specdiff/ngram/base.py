@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 BOS, EOS, UNK = -1, -2, -3
 """Stand for ``<s>``, ``</s>`` and ``<unk>`` where token ids stand; no tokenizer has negative ids.
@@ -42,4 +42,13 @@ class NgramScorer(Protocol):
             [n] natural logarithm of p(token | last ``order - 1`` ids of the context); finite. An id that the model does
             not know has the probability of ``<unk>``, each such id all of it.
         """
+        ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A scorer, or a part of one, that learns from the text as it is committed."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add committed token ids to the text learnt from."""
         ...

@@ -1,18 +1,18 @@
 """Interpolated modified Kneser-Ney smoothing, estimated from sequences of token ids.
 
-Source of the formulas: S. Chen and J. Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling", 1998
-(TR-10-98, section 3 on modified Kneser-Ney), with the conventions for ``<s>``, ``</s>`` and ``<unk>`` of K. Heafield, I.
-Pouzyrevsky, J. Clark and P. Koehn, "Scalable Modified Kneser-Ney Language Model Estimation", ACL 2013 (KenLM's lmplz).
+Source of the formulas: S. Chen and J. Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling",
+1998 (TR-10-98, section 3 on modified Kneser-Ney), with the conventions for ``<s>``, ``</s>`` and ``<unk>`` of K.
+Heafield, I. Pouzyrevsky, J. Clark and P. Koehn, "Scalable Modified Kneser-Ney Language Model Estimation", ACL 2013 (KenLM's lmplz).
 
 Each sequence is read as ``<s> x_1 ... x_m </s>``. With N the order and c(.) how often an n-gram occurs:
 
-* Adjusted counts: a(w_1..w_n) = c(w_1..w_n) for n = N and where w_1 = ``<s>``; otherwise the number of different words v
-  with c(v w_1..w_n) > 0.
+* Adjusted counts: a(w_1..w_n) = c(w_1..w_n) for n = N and where w_1 = ``<s>``; otherwise the number of different words
+  v with c(v w_1..w_n) > 0.
 * Discounts of length n, with t_k the number of n-grams with a = k (``<s>`` itself left out):
   D_k = k - (k + 1) t_1 / (t_1 + 2 t_2) t_{k+1} / t_k for k = 1, 2, 3; D_3 also for all larger counts.
 * u(w | h) = (a(h w) - D(a(h w))) / sum_x a(h x), and the back-off weight b(h) = sum_x D(a(h x)) / sum_x a(h x).
-* p(w | h) = u(w | h) + b(h) p(w | h without its first word), down to p(w) = u(w) + b() / V, with V the number of different
-  words, ``</s>`` and ``<unk>`` counted, ``<s>`` not. So p(``<unk>``) = b() / V.
+* p(w | h) = u(w | h) + b(h) p(w | h without its first word), down to p(w) = u(w) + b() / V, with V the number of
+  different words, ``</s>`` and ``<unk>`` counted, ``<s>`` not. So p(``<unk>``) = b() / V.
 
 Where a text is too small or too regular for D_1 to D_3 (a t_k is 0, or a D_k not in (0, k]), that length takes the
 discounts 0.5, 1, 1.5, those of lmplz's ``--discount_fallback``. Any D_k in (0, k] makes the law a proper one: what the
@@ -21,6 +21,7 @@ discounts take away is what b gives back.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -99,7 +100,7 @@ def estimate(sequences: Iterable[Sequence[int]], *, order: int = 3, progress: Pr
         InputError: the order is below 1, there is no token, or an id is not an integer in [0, 2^31).
     """
     integer("order", order, 1, remedy="3 is usual")
-    report = progress or (lambda stage, done, total: None)
+    report = progress or _silent
     ids, ends = _read(sequences, report)
     known, dense = np.unique(ids, return_inverse=True)
     vocabulary = np.concatenate(([BOS, EOS], known)).astype(np.int32)
@@ -111,7 +112,7 @@ def estimate(sequences: Iterable[Sequence[int]], *, order: int = 3, progress: Pr
         report("counting", len(levels), order)
     adjusted = [
         np.where(here.begins, here.count, np.bincount(longer.suffix, minlength=len(here.word)))
-        for here, longer in zip(levels, levels[1:], strict=False)
+        for here, longer in itertools.pairwise(levels)
     ] + [levels[-1].count]
     adjusted[0][_BOS] = 0  # <s> is never predicted
     discounts = tuple(_discounts(a) for a in adjusted)
@@ -119,9 +120,15 @@ def estimate(sequences: Iterable[Sequence[int]], *, order: int = 3, progress: Pr
     return Estimate(table=table, discounts=discounts, sequences=len(ends), tokens=len(ids))
 
 
+def _silent(stage: str, done: int, total: int | None) -> None:
+    """Tell nobody."""
+
+
 def _read(sequences: Iterable[Sequence[int]], report: Progress) -> tuple[_Ints, _Ints]:
     """All ids one after the other, and where each sequence ends."""
     parts: list[_Ints] = []
+    ends: list[int] = []
+    total = 0
     for number, sequence in enumerate(sequences):
         try:
             part = np.asarray(sequence if len(sequence) else np.empty(0, np.int64))
@@ -131,19 +138,20 @@ def _read(sequences: Iterable[Sequence[int]], report: Progress) -> tuple[_Ints, 
             raise InputError.of(
                 f"sequences[{number}]", expected="token ids", got=sequence, remedy="give a sequence of integers"
             ) from error
-        if part.size and not (0 <= part.min() and part.max() < 2**31):
+        if part.size and not (part.min() >= 0 and part.max() < 2**31):
             raise InputError.of(
                 f"sequences[{number}]", expected="ids in [0, 2^31)", got=(int(part.min()), int(part.max())),
                 remedy="give a tokenizer's ids",
             )  # fmt: skip
         parts.append(part.astype(np.int64))
+        total += part.size
+        ends.append(total)
         if number % _REPORT == 0:
             report("reading", number, None)
-    ends = np.cumsum([len(p) for p in parts], dtype=np.int64)
-    if not parts or not ends[-1]:
+    if not total:
         raise InputError.of("sequences", expected="at least one token", got="none", remedy="give a text that has some")
     report("reading", len(parts), len(parts))
-    return np.concatenate(parts), ends
+    return np.concatenate(parts), np.array(ends, np.int64)
 
 
 def _marked(dense: _Ints, ends: _Ints) -> tuple[_Ints, _Ints]:

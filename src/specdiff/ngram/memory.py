@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdiff.ngram.base import UNK
-from specdiff.ngram.table import NgramTable
+from specdiff.ngram.table import Floats, Ids, NgramTable
 
 _CACHED = 1 << 14  # contexts
 
@@ -34,10 +34,11 @@ class MemoryScorer:
             self._add(grams, log_probs)
         for grams, backoffs in zip(table.grams, table.backoffs, strict=False):
             kept = backoffs != 0.0
-            self._backoffs.update(zip(map(tuple, grams[kept].tolist()), backoffs[kept].tolist(), strict=True))
+            contexts: list[list[int]] = grams[kept].tolist()
+            self._backoffs.update(zip(map(tuple, contexts), backoffs[kept].tolist(), strict=True))
         self._chains: dict[tuple[int, ...], list[tuple[dict[int, float], float]]] = {}
 
-    def _add(self, grams: np.ndarray, log_probs: np.ndarray) -> None:
+    def _add(self, grams: Ids, log_probs: Floats) -> None:
         """Group the n-grams of one length by context; those of one context mostly stand together."""
         if not len(grams):
             return
