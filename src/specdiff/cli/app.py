@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from transformers.utils import logging
 
-from specdiff.cli import chat, corpus, distill, doctor, generate, models, profile, tune
+from specdiff.cli import chat, corpus, distill, doctor, generate, models, ngram, profile, tune
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("distill")(distill.distill)
 app.command("tune")(tune.tune_)
 app.add_typer(models.app, name="models")
 app.add_typer(corpus.app, name="corpus")
+app.add_typer(ngram.app, name="ngram")
 
 
 def main() -> None:

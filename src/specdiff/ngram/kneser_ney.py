@@ -2,7 +2,8 @@
 
 Source of the formulas: S. Chen and J. Goodman, "An Empirical Study of Smoothing Techniques for Language Modeling",
 1998 (TR-10-98, section 3 on modified Kneser-Ney), with the conventions for ``<s>``, ``</s>`` and ``<unk>`` of K.
-Heafield, I. Pouzyrevsky, J. Clark and P. Koehn, "Scalable Modified Kneser-Ney Language Model Estimation", ACL 2013 (KenLM's lmplz).
+Heafield, I. Pouzyrevsky, J. Clark and P. Koehn, "Scalable Modified Kneser-Ney Language Model Estimation", ACL 2013
+(KenLM's lmplz).
 
 Each sequence is read as ``<s> x_1 ... x_m </s>``. With N the order and c(.) how often an n-gram occurs:
 
@@ -162,7 +163,7 @@ def _marked(dense: _Ints, ends: _Ints) -> tuple[_Ints, _Ints]:
     inner = np.ones(stops[-1], np.bool_)
     inner[stops - lengths] = inner[stops - 1] = False
     text[stops - lengths], text[stops - 1], text[inner] = _BOS, _EOS, dense
-    return text, np.repeat(stops, lengths) - np.arange(stops[-1])
+    return text, np.asarray(np.repeat(stops, lengths) - np.arange(stops[-1]), np.int64)
 
 
 def _levels(text: _Ints, left: _Ints, order: int, size: int) -> Iterable[_Level]:

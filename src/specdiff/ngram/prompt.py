@@ -12,8 +12,8 @@ class PromptScorer:
     """Suffix counts of one text with interpolated Witten-Bell back-off, learning as the text grows.
 
     p(w | h) = (c(h w) + t(h) p(w | h without its first id)) / (c(h) + t(h)), where c counts what followed h in the
-    text, and t(h) is the number of different ids that did; below the empty h lies 1 / V. So every id has a probability above
-    0, and those of all V ids add up to 1.
+    text, and t(h) is the number of different ids that did; below the empty h lies 1 / V. So every id has a probability
+    above 0, and those of all V ids add up to 1.
 
     Source: I. Witten and T. Bell, "The zero-frequency problem", IEEE Transactions on Information Theory 37(4), 1991,
     method C; the recursion as in Chen and Goodman, TR-10-98, section 2.5.
