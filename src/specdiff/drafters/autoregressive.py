@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from specdiff.drafters.base import PROVENANCE, DraftRequest, Observation
 from specdiff.drafters.growing import Grower, Level, grow
 from specdiff.drafters.tree_cache import TreeCache
+from specdiff.errors import InputError
 from specdiff.models.supported import check_can_roll_back, usable_context
-from specdiff.types import Budget, Draft, Provenance
+from specdiff.types import Budget, CausalPaths, Draft, Provenance
 
 
 class AutoregressiveDrafter:
@@ -47,7 +48,18 @@ class AutoregressiveDrafter:
         self.context = usable_context(model)
 
     def provenance(self, budget: Budget) -> Provenance:
-        """Every shape can be grown."""
+        """Every shape can be grown but `CausalPaths`.
+
+        Raises:
+            InputError: the shape is `CausalPaths`.
+        """
+        if isinstance(budget.shape, CausalPaths):
+            raise InputError.of(
+                "shape",
+                expected="a shape other than CausalPaths for a drafter whose tokens know each other",
+                got=budget.shape,
+                remedy="use BestFirst(nodes): it is the search by the drafter's own conditionals",
+            )
         return PROVENANCE[type(budget.shape)]
 
     def open(self, rows: int) -> AutoregressiveSession:

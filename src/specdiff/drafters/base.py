@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from specdiff.randomness import Random
-from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings
+from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Draft, Provenance, Samples, Siblings
 
 PROVENANCE: Mapping[type, Provenance] = MappingProxyType(
     {
@@ -18,6 +18,7 @@ PROVENANCE: Mapping[type, Provenance] = MappingProxyType(
         Samples: Provenance.IID,
         Siblings: Provenance.WITHOUT_REPLACEMENT,
         BestFirst: Provenance.FIXED,
+        CausalPaths: Provenance.FIXED,
     }
 )
 """What each shape yields where the drafter knows q at every node."""

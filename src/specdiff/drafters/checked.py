@@ -96,7 +96,11 @@ def check_draft(draft: object, *, gamma: int, vocab_size: int, declared: Provena
 def _check_kinds(draft: Draft) -> None:
     """Refuse parts of another type, which would fail far from here and by another name."""
     law = draft.law
-    kinds: list[tuple[str, object, Any]] = [("tree", draft.tree, TokenTree), ("law", law, DraftLaw | NoneType)]
+    kinds: list[tuple[str, object, Any]] = [
+        ("tree", draft.tree, TokenTree),
+        ("law", law, DraftLaw | NoneType),
+        ("generated", draft.generated, int | NoneType),
+    ]
     if isinstance(law, DraftLaw):
         kinds += [("law.rows", law.rows, Tensor), ("law.vocab", law.vocab, Tensor | NoneType)]
     for name, value, kind in kinds:

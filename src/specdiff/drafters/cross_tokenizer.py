@@ -19,7 +19,7 @@ from specdiff.drafters.vocabulary import control_tokens
 from specdiff.errors import PairingError
 from specdiff.trees.paths import descend, leaf_paths
 from specdiff.trees.sampled import merge
-from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings, TokenTree
+from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Draft, Provenance, Samples, Siblings, TokenTree
 
 
 class CrossTokenizerDrafter:
@@ -213,6 +213,8 @@ def node_limit(budget: Budget) -> int:
         return shape.k * gamma
     if isinstance(shape, Siblings):
         return sum(math.prod(shape.widths[: d + 1]) for d in range(min(gamma, len(shape.widths))))
+    if isinstance(shape, CausalPaths):
+        return shape.keep * gamma
     assert isinstance(shape, Chain)
     return gamma
 
