@@ -17,14 +17,17 @@ from pathlib import Path
 import torch
 
 import jsonl
+from specdiff.bench.tune import identity
 from specdiff.cli.options import parse_shape
+from specdiff.control.plan_file import load_plan
+from specdiff.control.planner import Plan
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder
 from specdiff.loading import load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget
 
-PLAIN = "plain"
+PLAIN, PLANNER = "plain", "planner"
 
 
 def read(spec: str) -> list[tuple[str, str]]:
@@ -33,8 +36,11 @@ def read(spec: str) -> list[tuple[str, str]]:
     return jsonl.prompts(path, int(first), int(last))
 
 
-def settings(candidate: str, gamma: int) -> Settings:
-    """``shape/rule/draft temperature``, optionally with ``/gamma``."""
+def settings(candidate: str, gamma: int, plan: Plan | None, *, greedy: bool) -> Settings:
+    """``shape/rule/draft temperature``, optionally with ``/gamma``; or ``planner``."""
+    if candidate == PLANNER:
+        assert plan is not None, "--candidates planner needs --plan"
+        return Settings(budget=plan.best(greedy=greedy).budget, controller=plan.controller)
     shape, rule, temperature, *rest = candidate.split("/")
     budget = Budget(gamma=int(rest[0]) if rest else gamma, shape=parse_shape(shape), temperature=float(temperature))
     return Settings(rule=rule, budget=budget)
@@ -72,7 +78,8 @@ def main() -> None:
     """Measure; print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", nargs="+", required=True, help="JSONL:FIRST:LAST")
-    parser.add_argument("--candidates", nargs="+", required=True, help="SHAPE/RULE/DRAFT_TEMPERATURE[/GAMMA]")
+    parser.add_argument("--candidates", nargs="+", required=True, help="SHAPE/RULE/TEMPERATURE[/GAMMA], planner")
+    parser.add_argument("--plan", type=Path, help="a file of specdiff tune, for the candidate planner")
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--drafter", default="default")
     parser.add_argument("--dtype", default="auto")
@@ -88,8 +95,10 @@ def main() -> None:
     sampling = SamplingOptions(temperature=o.temperature)
     stop = StopOptions(max_new_tokens=o.max_new_tokens)
     decoders = {PLAIN: SpeculativeDecoder(decoder.target, None, decoder.tokenizer)}
+    plan = load_plan(o.plan, identity(decoder)) if o.plan else None
     for c in o.candidates:
-        decoders[c] = SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, settings(c, gamma))
+        chosen = settings(c, gamma, plan, greedy=sampling.greedy)
+        decoders[c] = SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, chosen)
     rows = jsonl.rows(o.out)
     done = {(r["candidate"], r["id"], r["seed"]) for r in rows}
     prompts = [p for spec in o.prompts for p in read(spec)]

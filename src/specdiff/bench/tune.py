@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from specdiff.control.calibration import EDGES, Calibration, claimed
 from specdiff.control.costs import CostTable
 from specdiff.control.defaults import default_budget
+from specdiff.control.plan_file import load_plan, plan_path
 from specdiff.control.planner import Plan, Planner, Prediction
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder
 from specdiff.drafters.base import Drafter
@@ -121,6 +123,22 @@ def identity(decoder: SpeculativeDecoder) -> dict[str, str]:
             "device": torch.cuda.get_device_name(table.device) if table.device.type == "cuda" else table.device.type,
         }
     return facts
+
+
+def with_plan(decoder: SpeculativeDecoder, *, greedy: bool, path: Path | None = None) -> SpeculativeDecoder:
+    """The same pair under the planner.
+
+    Args:
+        decoder: its rule is kept. greedy: whether texts will be decoded at temperature 0. path: a plan; None = the one
+            that ``specdiff tune`` keeps for the pair.
+
+    Raises:
+        InputError: no drafter, or no plan for this pair on this machine.
+    """
+    names = identity(decoder)
+    plan = load_plan(path or plan_path(names), names)
+    settings = Settings(rule=decoder.settings.rule, budget=plan.best(greedy=greedy).budget, controller=plan.controller)
+    return SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, settings)
 
 
 def measure_costs(

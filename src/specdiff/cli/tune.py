@@ -18,10 +18,9 @@ from rich.table import Table
 from specdiff.bench.tune import identity, tune
 from specdiff.cli import options as o
 from specdiff.cli.generate import read_prompts
-from specdiff.control.plan_file import save_plan
+from specdiff.control.plan_file import plan_path, save_plan
 from specdiff.control.planner import Prediction
 from specdiff.errors import InputError
-from specdiff.hub.folders import default_root
 from specdiff.loading import load
 from specdiff.types import Shape
 
@@ -84,13 +83,6 @@ def samples() -> list[str]:
     """The sample prompts that ship with the package: sums, code, instructions, a story, a translation."""
     text = resources.files("specdiff").joinpath("assets/tune_prompts.jsonl").read_text(encoding="utf-8")
     return [json.loads(line)["prompt"] for line in text.splitlines()]
-
-
-def plan_path(names: dict[str, str]) -> Path:
-    """Where the plan of a pair is kept: one file a pair, dtype and device, overwritten by the next tuning."""
-    keys = [names[k] for k in ("target", "drafter", "dtype", "device") if k in names]
-    name = "--".join("".join(c if c.isalnum() or c in ".-_" else "_" for c in key) for key in keys)
-    return default_root() / "plans" / f"{name}.json"
 
 
 def device_clock(device: str) -> Callable[[], float]:

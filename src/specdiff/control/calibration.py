@@ -2,9 +2,9 @@
 
 The drafter's own probability of a path is a claim. It is wrong by a factor that depends on the text: a drafter that was
 trained on arithmetic is overconfident in a story. So nodes are sorted into bins by their claim, and each bin's rate is
-what was seen there, with the prior counting as ``weight`` observations and the past fading. Bins learn slowly, one by one;
-so that a change of text shows within a few rounds, all of them are scaled by how the last rounds' accepted tokens
-compare to what was expected.
+what was seen there, with the prior counting as ``weight`` observations and the past fading. Bins learn slowly; so they
+are scaled by how the last rounds' accepted tokens compare to what was expected, and a change of text shows within a few
+rounds.
 """
 
 from __future__ import annotations

@@ -12,10 +12,18 @@ from specdiff.control.costs import CostTable
 from specdiff.control.planner import Plan, Prediction
 from specdiff.errors import InputError
 from specdiff.files import write_text
+from specdiff.hub.folders import default_root
 from specdiff.types import BestFirst, Budget, Chain, Samples, Shape, Siblings
 
 FORMAT_VERSION = 1
 _SHAPES: dict[str, type[Shape]] = {kind.__name__: kind for kind in (Chain, Samples, Siblings, BestFirst)}
+
+
+def plan_path(identity: Mapping[str, str]) -> Path:
+    """Where the plan of a pair is kept: one file a pair, dtype and device, overwritten by the next tuning."""
+    keys = [identity[k] for k in ("target", "drafter", "dtype", "device") if k in identity]
+    name = "--".join("".join(c if c.isalnum() or c in ".-_" else "_" for c in key) for key in keys)
+    return default_root() / "plans" / f"{name}.json"
 
 
 def save_plan(path: Path, plan: Plan, identity: Mapping[str, str]) -> None:
