@@ -8,19 +8,21 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from specdiff.corpus.identity import tokenizer_fingerprint
 from specdiff.decoder import Settings, SpeculativeDecoder
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Drafter
 from specdiff.drafters.block_causal import BlockCausalSource
 from specdiff.drafters.cross_tokenizer import CrossTokenizerDrafter
 from specdiff.drafters.ensemble import EnsembleDrafter, Member
-from specdiff.drafters.marginal import MarginalDrafter
+from specdiff.drafters.marginal import MarginalDrafter, MarginalSource
 from specdiff.drafters.masked import MaskedSource
 from specdiff.drafters.multistep import MultiStepDrafter
 from specdiff.drafters.ngram import NgramDrafter
 from specdiff.drafters.registry import describe
+from specdiff.drafters.scoring import Scoring
 from specdiff.drafters.vocabulary import check_same_vocabulary
-from specdiff.drafters.windowed import fit_context
+from specdiff.drafters.windowed import WindowedDrafter, fit_context
 from specdiff.errors import InputError, PairingError
 from specdiff.hub.catalog import CATALOG
 from specdiff.hub.progress import ProgressCallback, ignore
@@ -34,6 +36,12 @@ from specdiff.models.load_target import dtype_of, load_target
 from specdiff.models.prepacked import prepack as prepack_layers
 from specdiff.models.tables import embedding_table, output_table
 from specdiff.models.target import CausalTarget
+from specdiff.ngram.load import load_scorer
+from specdiff.ngram.mixture import InterpolatedScorer
+from specdiff.ngram.prompt import PromptScorer
+
+NGRAM_ORDER = 3
+"""Of the model that learns from the text, as DiffuSpec's."""
 
 DEFAULT_TARGET = "smollm2-135m"
 DEFAULT_DENOISER = "smollm2-135m-denoiser"
@@ -52,6 +60,7 @@ def load(
     steps: int = 1,
     order: str = "left_to_right",
     family: str | None = None,
+    ngram: str | Path | None = None,
     settings: Settings | None = None,
     pull: bool = True,
     progress: ProgressCallback = ignore,
@@ -69,6 +78,9 @@ def load(
         tf32: allow TF32 products on CUDA. trust_remote_code: run code that comes with the target's checkpoint.
         steps, order: denoising steps of a masked diffusion LM and the order of unmasking. family: its family, where its
             configuration does not say (``"diffullama"``).
+        ngram: n-gram model that the shape `CausalPaths` asks, beside a one-step diffusion drafter: ``"prompt"`` (it
+            learns from each text itself), an ARPA file of the target's token ids (``specdiff ngram train``), or
+            ``"prompt+FILE"`` (both, half each).
         settings: see `Settings`. pull: fetch a catalog target that is not stored yet. progress: told how that goes.
         prepack: on CPUs, keep second copies of the weights, of target and drafter, for speed; see `load_target`.
 
@@ -87,13 +99,39 @@ def load(
         trust_remote_code=trust_remote_code,
         prepack=prepack,
     )
-    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order, family, prepack)
+    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order, family, prepack, ngram)
     return SpeculativeDecoder(loaded, loader.load(drafter), tokenizer, settings)
 
 
 def default_denoiser() -> Path:
     """Folder of the denoiser that ships with the package."""
     return Path(str(resources.files("specdiff"))) / "assets" / DEFAULT_DENOISER
+
+
+def scoring(ngram: str | Path, vocab_size: int, tokenizer: PreTrainedTokenizerBase) -> Scoring:
+    """The n-gram model that ``load(ngram=...)`` names.
+
+    Args:
+        ngram: see `load`. vocab_size: V. tokenizer: the target's; a file must hold its ids.
+
+    Raises:
+        InputError: there is no such file. CheckpointError: it is not sound. PairingError: of another tokenizer.
+    """
+    name = str(ngram)
+    both = name.removeprefix("prompt+")
+    learns, path = name == "prompt" or both != name, Path(both)
+
+    def prompt() -> PromptScorer:
+        return PromptScorer(vocab_size=vocab_size, order=NGRAM_ORDER)
+
+    if name == "prompt":
+        return prompt
+    if not path.is_file():
+        raise InputError.of(
+            "ngram", expected="'prompt', an ARPA file, or prompt+FILE", got=name, remedy="see specdiff ngram train"
+        )
+    trained = load_scorer(path, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
+    return (lambda: InterpolatedScorer(prompt(), trained)) if learns else trained
 
 
 class _DrafterLoader:
@@ -109,7 +147,9 @@ class _DrafterLoader:
         order: str,
         family: str | None,
         prepack: bool,
+        ngram: str | Path | None,
     ) -> None:
+        self._scoring = None if ngram is None else scoring(ngram, target.vocab_size, tokenizer)
         self._prepack = prepack
         self._store, self._target, self._tokenizer = store, target, tokenizer
         self._dtype = target.model.dtype if dtype == "auto" else dtype_of(dtype)
@@ -118,6 +158,18 @@ class _DrafterLoader:
 
     def load(self, name: str) -> Drafter | None:
         """The drafter called ``name``; None for ``"none"``."""
+        drafter = self._any(name)
+        inner = drafter.inner if isinstance(drafter, WindowedDrafter) else drafter
+        if self._scoring is not None and not isinstance(inner, MarginalDrafter):
+            raise InputError.of(
+                "ngram",
+                expected="a one-step diffusion drafter beside an n-gram model",
+                got=f"drafter {name!r}",
+                remedy="leave ngram out, or use such a drafter alone",
+            )
+        return drafter
+
+    def _any(self, name: str) -> Drafter | None:
         if "+" in name and not Path(name).exists():
             members = [self._one(part) for part in name.split("+")]
             return EnsembleDrafter([Member(m) for m in members], name=name)
@@ -164,7 +216,7 @@ class _DrafterLoader:
         if self._prepack:
             denoiser.prepack()
         source = BlockCausalSource(denoiser)
-        return fit_context(MarginalDrafter(source), source.context, target_context=self._target.context)
+        return fit_context(self._marginal(source), source.context, target_context=self._target.context)
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
         lm = DiffusionLM.from_pretrained(folder, family=self._family, dtype=self._dtype, device=self._device)
@@ -173,7 +225,10 @@ class _DrafterLoader:
         source = MaskedSource(lm, vocab_size=self._common(load_tokenizer(folder), lm.config.vocab_size), name=name)
         if self._steps > 1:
             return MultiStepDrafter(source, steps=self._steps, order=self._order)
-        return MarginalDrafter(source)
+        return self._marginal(source)
+
+    def _marginal(self, source: MarginalSource) -> MarginalDrafter:
+        return MarginalDrafter(source, scorer=self._scoring, eos_ids=self._target.eos_ids)
 
     def _autoregressive(self, source: str, name: str) -> Drafter:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

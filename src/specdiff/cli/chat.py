@@ -21,6 +21,8 @@ def chat(
     rule: o.Rule = "auto",
     shape: o.ShapeText = None,
     gamma: o.Gamma = None,
+    ngram: o.Ngram = None,
+    controller: o.Controller = "fixed",
     draft_temperature: o.DraftTemperature = 1.0,
     max_new_tokens: o.MaxNewTokens = 512,
     temperature: o.Temperature = 0.0,
@@ -38,8 +40,10 @@ def chat(
     sampling = SamplingOptions(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32)
-    decoder = with_budget(decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy)
+    decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32, ngram=ngram)
+    decoder = with_budget(
+        decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy, ngram=ngram, controller=controller
+    )
     messages: list[dict[str, str]] = []
     while True:
         try:

@@ -19,13 +19,14 @@ from rich.table import Table
 from specdiff.bench.compare import Comparison, Method, compare, plain_loop, transformers_generate
 from specdiff.cli import options as o
 from specdiff.cli.show import print_summary, stream_to
+from specdiff.control import registry as controllers
 from specdiff.control.defaults import default_budget
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder
 from specdiff.errors import InputError
 from specdiff.loading import load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
-from specdiff.types import Budget
+from specdiff.types import Budget, CausalPaths
 
 
 def generate(
@@ -39,6 +40,8 @@ def generate(
     rule: o.Rule = "auto",
     shape: o.ShapeText = None,
     gamma: o.Gamma = None,
+    ngram: o.Ngram = None,
+    controller: o.Controller = "fixed",
     draft_temperature: o.DraftTemperature = 1.0,
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.Temperature = 0.0,
@@ -85,8 +88,10 @@ def generate(
     )
     stops = StopOptions(max_new_tokens=max_new_tokens, stop_strings=stop or ())
     log = Console(stderr=True, highlight=False, quiet=as_json)
-    decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32, settings=Settings(rule=rule))
-    decoder = with_budget(decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy)
+    decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32, ngram=ngram, settings=Settings(rule=rule))
+    decoder = with_budget(
+        decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy, ngram=ngram, controller=controller
+    )
     out = Console(highlight=False, force_terminal=True if color else None, no_color=True if color is False else None)
     if not compare_ or (len(prompts) == 1 and not as_json):  # a single prompt is shown, then compared
         for index, text in enumerate(prompts):
@@ -123,20 +128,30 @@ def with_budget(
     draft_temperature: float,
     *,
     greedy: bool,
+    ngram: str | None = None,
+    controller: str = "fixed",
 ) -> SpeculativeDecoder:
-    """The decoder with the budget that the shape options describe.
+    """The decoder with the budget that the shape options describe, and the controller of that name.
 
     Raises:
-        InputError: an option of drafts without a drafter, where it could only be ignored.
+        InputError: an option that could only be ignored: one of drafts without a drafter, an n-gram model (``ngram``)
+            for a shape that asks none; or there is no such controller.
     """
+    chosen_controller = controllers.get(controller)
     if decoder.drafter is None:
         asked = {"--rule": rule != "auto", "--shape": shape is not None, "--gamma": gamma is not None}
+        asked["--controller"] = controller != "fixed"
         for name in (n for n, given in asked.items() if given):
             raise InputError.of(name, expected="a drafter", got="--drafter none", remedy="leave one of them out")
     base = default_budget(decoder.drafter, greedy=greedy, gamma=gamma)
     chosen = o.parse_shape(shape) if shape else base.shape
+    if ngram is not None and not (isinstance(chosen, CausalPaths) and chosen.weight < 1):
+        raise InputError.of(
+            "--ngram", expected="--shape paths of weight < 1 beside it", got=shape, remedy="add --shape paths:3"
+        )
     budget = Budget(gamma=base.gamma, shape=chosen, temperature=draft_temperature)
-    return SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, Settings(rule=rule, budget=budget))
+    settings = Settings(rule=rule, budget=budget, controller=chosen_controller)
+    return SpeculativeDecoder(decoder.target, decoder.drafter, decoder.tokenizer, settings)
 
 
 def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specdiff.errors import InputError
-from specdiff.types import BestFirst, Chain, Samples, Shape, Siblings
+from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Shape, Siblings
 
 Target = Annotated[str, typer.Option("--target", help="Catalog name, local folder, or Hugging Face id.")]
 Drafter = Annotated[
@@ -19,7 +19,23 @@ Drafter = Annotated[
 Rule = Annotated[str, typer.Option("--rule", help="Verification rule; 'auto' picks by draft kind and temperature.")]
 ShapeText = Annotated[
     str | None,
-    typer.Option("--shape", help="chain, samples:K, siblings:6,2,1,1 or best-first:NODES; default by temperature."),
+    typer.Option(
+        "--shape",
+        help="chain, samples:K, siblings:6,2,1,1, best-first:NODES or paths:KEEP (with --ngram; further values as "
+        "paths:3,beam=5,mass=0.9,cap=20,weight=0.7); default by temperature.",
+    ),
+]
+Ngram = Annotated[
+    str | None,
+    typer.Option(
+        "--ngram",
+        help="N-gram model for --shape paths: 'prompt' (learns from the text itself), an ARPA file "
+        "(specdiff ngram train), or prompt+FILE (both).",
+    ),
+]
+Controller = Annotated[
+    str,
+    typer.Option("--controller", help="Depth of each draft: 'fixed', or 'adl' (adaptive, within --gamma)."),
 ]
 Gamma = Annotated[int | None, typer.Option("--gamma", help="Draft window; default the drafter's.")]
 DraftTemperature = Annotated[float, typer.Option("--draft-temperature", help="Temperature of the draft, > 0.")]
@@ -40,7 +56,7 @@ def parse_shape(text: str) -> Shape:
     """Read a draft shape.
 
     Raises:
-        InputError: the text is none of the four forms.
+        InputError: the text is none of the five forms, or a value is out of range.
     """
     kind, _, value = text.partition(":")
     try:
@@ -52,11 +68,30 @@ def parse_shape(text: str) -> Shape:
             return Siblings(tuple(int(w) for w in value.split(",")))
         if kind == "best-first":
             return BestFirst(int(value))
+        if kind == "paths":
+            return _paths(value)
+    except InputError:
+        raise
     except ValueError:
         pass
     raise InputError.of(
         "shape",
-        expected="chain, samples:K, siblings:W1,W2,... or best-first:NODES",
+        expected="chain, samples:K, siblings:W1,W2,..., best-first:NODES or paths:KEEP",
         got=text,
         remedy="for example --shape best-first:24",
     )
+
+
+def _paths(text: str) -> CausalPaths:
+    """Read ``KEEP,beam=B,mass=M,cap=C,weight=W``, each part optional; the beam is as wide as KEEP at least."""
+    first, *rest = text.split(",")
+    if "=" in first:
+        first, rest = "", [first, *rest]
+    given = dict(part.split("=") for part in rest)
+    keep = int(first) if first else 1
+    beam = int(given.pop("beam", max(CausalPaths.beam, keep)))
+    cap = int(given.pop("cap", CausalPaths.cap))
+    mass, weight = float(given.pop("mass", CausalPaths.mass)), float(given.pop("weight", CausalPaths.weight))
+    if given:
+        raise ValueError(given)
+    return CausalPaths(beam=beam, keep=keep, mass=mass, cap=cap, weight=weight)

@@ -31,6 +31,8 @@ def profile(
     rule: o.Rule = "auto",
     shape: o.ShapeText = None,
     gamma: o.Gamma = None,
+    ngram: o.Ngram = None,
+    controller: o.Controller = "fixed",
     draft_temperature: o.DraftTemperature = 1.0,
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
@@ -41,8 +43,10 @@ def profile(
     """Decode prompts and split the time of the rounds into target, drafter and rest."""
     prompts = read_prompts(prompt, file, limit)
     sampling = SamplingOptions(temperature=temperature)
-    decoder = load(target, drafter, dtype=dtype, device=device)
-    decoder = with_budget(decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy)
+    decoder = load(target, drafter, dtype=dtype, device=device, ngram=ngram)
+    decoder = with_budget(
+        decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy, ngram=ngram, controller=controller
+    )
     model = decoder.target.model  # type: ignore[attr-defined]
     result = bench.profile(
         decoder,
