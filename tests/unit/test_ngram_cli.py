@@ -86,7 +86,7 @@ def test_a_corpus_becomes_a_model_of_its_own_ids(tmp_path: Path) -> None:
 
 def test_options_of_a_corpus(tmp_path: Path, target: Path) -> None:
     fingerprint = tokenizer_fingerprint(byte_level())
-    first, second = corpus(tmp_path / "a", fingerprint), corpus(tmp_path / "b", fingerprint, [(1, 9)], "q")
+    first, second = corpus(tmp_path / "a", fingerprint), corpus(tmp_path / "b", fingerprint, [(1, 9)])
     out = tmp_path / "model.arpa"
     made = json.loads(
         run("train", first, second, "-o", out, "--order", 2, "--with-prompts", "--target", target, "--json").stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -108,6 +108,8 @@ def show(
         print_json(header.to_json())
         return
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # no fingerprint cut short
     for name, value in _readable(header):
         table.add_row(f"[bold]{name}[/]", value)
     Console(highlight=False).print(table)
@@ -146,7 +148,7 @@ def _agreed(paths: Sequence[Path], found: Sequence[Source], expected: str | None
 
 def _answers(found: Sequence[Source], *, with_prompts: bool) -> Iterator[Sequence[int]]:
     rows = 0
-    for row in scan(found):
+    for row in chain.from_iterable(scan([source]) for source in found):  # corpora may share prompts
         if isinstance(row, BrokenRowError):
             raise row
         rows += 1
