@@ -7,7 +7,6 @@ nested; above, decoding with each candidate shape. Nothing of it changes a text'
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -161,11 +160,14 @@ def measure_costs(
     target, draft, rest, plain = [], [], [], []
     for length in lengths:
         prompt = text.repeat(-(-length // text.numel()))[:length]
-        target.append(_passes(decoder, drafter, prompt, clock, repeats))
-        drafted = _rounds(decoder, budget, prompt, clock, 2 * repeats)
-        draft.append(statistics.median(r.draft_seconds for r in drafted))
-        rest.append(statistics.median(r.verify_seconds for r in drafted))
-        plain.append(_step(decoder, prompt, clock, 3 * repeats))
+        passes, one = _passes(decoder, drafter, prompt, clock, repeats)
+        rounds = _rounds(decoder, budget, prompt, clock, 2 * repeats)
+        rest.append(statistics.median(r.verify_seconds for r in rounds))
+        # as a share of the pass it was followed by, so that a busy moment slows both
+        row: dict[int, float] = dict(zip(NODES, passes, strict=True))
+        draft.append(statistics.median(r.draft_seconds / r.target_seconds * _at(row, r.nodes) for r in rounds))
+        target.append(passes)
+        plain.append(one + rest[-1])
     return CostTable(
         contexts=tuple(lengths),
         nodes=NODES,
@@ -176,22 +178,32 @@ def measure_costs(
     )
 
 
+def _at(row: dict[int, float], nodes: int) -> float:
+    """The entry for a size, or for the nearest one."""
+    return row[min(row, key=lambda n: abs(n - nodes))]
+
+
 def _passes(
     decoder: SpeculativeDecoder, drafter: Drafter, prompt: Tensor, clock: Callable[[], float], repeats: int
-) -> tuple[float, ...]:
-    session = decoder.target.open(1, drafter.feature_layers)
-    session.prefill([prompt])
-    token, seconds = int(prompt[-1]), {n: [] for n in NODES}
+) -> tuple[tuple[float, ...], float]:
+    """Seconds of a pass by nodes, and of one without a drafter, all in turn."""
+    session, alone = decoder.target.open(1, drafter.feature_layers), decoder.target.open(1, ())
+    token = int(prompt[-1])
+    seconds: dict[int | None, list[float]] = {n: [] for n in (*NODES, None)}
+    for each in (session, alone):
+        each.prefill([prompt])
     for repeat in range(repeats + 1):
-        for nodes in NODES:
+        for nodes in seconds:
             # a star: the mask and the positions of a tree, and every node at depth 1
-            tree = TokenTree(torch.full((nodes,), token, dtype=torch.int64), (-1,) * nodes)
+            count = nodes or 0
+            tree = TokenTree(torch.full((count,), token, dtype=torch.int64), (-1,) * count)
+            one = alone if nodes is None else session
             began = clock()
-            session.score([ScoreRequest(token, tree)])
+            one.score([ScoreRequest(token, tree)])
             if repeat:  # the first pass of each size warms up
                 seconds[nodes].append(clock() - began)
-            session.commit([()])
-    return tuple(statistics.median(seconds[n]) for n in NODES)
+            one.commit([()])
+    return tuple(statistics.median(seconds[n]) for n in NODES), statistics.median(seconds[None])
 
 
 def _rounds(
@@ -204,14 +216,6 @@ def _rounds(
         if len(rounds) > count:
             break
     return rounds[1:]
-
-
-def _step(decoder: SpeculativeDecoder, prompt: Tensor, clock: Callable[[], float], count: int) -> float:
-    plain = SpeculativeDecoder(decoder.target, None, decoder.tokenizer)
-    times = [clock()]
-    for _ in plain.stream(prompt, stop=StopOptions(max_new_tokens=count + 2, ignore_eos=True)):
-        times.append(clock())
-    return statistics.median(b - a for a, b in itertools.pairwise(times[2:]))
 
 
 def _candidates(drafter: Drafter) -> list[Budget]:

@@ -17,6 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from specdiff.bench.compare import Comparison, Method, compare, plain_loop, transformers_generate
+from specdiff.bench.tune import with_plan
 from specdiff.cli import options as o
 from specdiff.cli.show import print_summary, stream_to
 from specdiff.control import registry as controllers
@@ -135,8 +136,18 @@ def with_budget(
 
     Raises:
         InputError: an option that could only be ignored: one of drafts without a drafter, an n-gram model (``ngram``)
-            for a shape that asks none; or there is no such controller.
+            for a shape that asks none, any beside the planner; or there is no such controller, or no plan.
     """
+    if controller.partition(":")[0] == "planner":
+        asked = {"--shape": shape, "--gamma": gamma, "--ngram": ngram}
+        asked["--draft-temperature"] = None if draft_temperature == 1.0 else draft_temperature
+        for name, value in asked.items():
+            if value is not None:
+                raise InputError.of(
+                    name, expected="no such option beside --controller planner", got=value, remedy="it chooses itself"
+                )
+        path = controller.partition(":")[2]
+        return with_plan(decoder, greedy=greedy, path=Path(path) if path else None)
     chosen_controller = controllers.get(controller)
     if decoder.drafter is None:
         asked = {"--rule": rule != "auto", "--shape": shape is not None, "--gamma": gamma is not None}

@@ -35,7 +35,11 @@ Ngram = Annotated[
 ]
 Controller = Annotated[
     str,
-    typer.Option("--controller", help="Depth of each draft: 'fixed', or 'adl' (adaptive, within --gamma)."),
+    typer.Option(
+        "--controller",
+        help="Who sizes the drafts: 'fixed', 'adl' (adaptive depth, within --gamma), or 'planner' (specdiff tune "
+        "first; 'planner:FILE' for a plan kept elsewhere).",
+    ),
 ]
 Gamma = Annotated[int | None, typer.Option("--gamma", help="Draft window; default the drafter's.")]
 DraftTemperature = Annotated[float, typer.Option("--draft-temperature", help="Temperature of the draft, > 0.")]
