@@ -12,10 +12,12 @@ from torch import Tensor
 
 from specdiff.randomness import Random
 from specdiff.trees.best_first import best_first
+from specdiff.trees.path_search import causal_paths
 from specdiff.trees.sampled import sample_chain, sample_paths, siblings_without_replacement
-from specdiff.types import Draft, Provenance
+from specdiff.types import CausalPaths, Draft, Provenance
 from specdiff.verify.base import Rule
 from specdiff.verify.registry import RULES
+from support.scoring import HashScorer
 
 from .enumeration import Drafts, Table, distance, drafts_of, run
 from .families import (
@@ -79,6 +81,17 @@ def best(nodes: int) -> Callable[[QTable, int], Callable[[Random], Draft]]:
     return lambda q, gamma: lambda random: best_first(marginals(q, gamma).log(), nodes)
 
 
+def searched(keep: int) -> Callable[[QTable, int], Callable[[Random], Draft]]:
+    """The paths that the marginals and an n-gram model agree on; the last token ends a path."""
+
+    def sampler(q: QTable, gamma: int) -> Callable[[Random], Draft]:
+        log_probs = marginals(q, gamma).log()
+        shape = CausalPaths(keep=keep, mass=1.0)
+        return lambda random: causal_paths(log_probs, shape, [0], HashScorer(), eos=(log_probs.shape[1] - 1,))
+
+    return sampler
+
+
 SETUPS = [
     Setup("chain", 2, 3, chain),
     Setup("chain", 3, 2, chain),
@@ -106,6 +119,8 @@ SETUPS = [
     Setup("fixed tree", 4, 3, fixed(fixed_tree([0, 2, 1], [0, 3], [1], [1, 1, 0]))),
     Setup("fixed tree", 8, 2, fixed(fixed_tree([7, 2], [0, 3], [0, 4], [5]))),
     Setup("best-first 5", 4, 2, best(5)),
+    Setup("one causal path", 3, 3, searched(1)),
+    Setup("3 causal paths", 4, 3, searched(3)),
 ]
 LARGE = [
     Setup("siblings 3-2", 3, 2, siblings(3, 2)),
@@ -183,6 +198,7 @@ def test_a_draft_vocabulary_may_be_a_subset(family: str, figure: Callable[..., N
         lambda random: sample_paths(rows, 2, random, vocab),
         lambda random: siblings_without_replacement(rows, (2, 1), random, vocab),
         lambda random: best_first(rows.log(), 4, vocab),
+        lambda random: causal_paths(rows.log(), CausalPaths(keep=2, mass=1.0), [0], HashScorer(), vocab, eos=(1,)),
     ):
         drafts = drafts_of(sampler)
         assert set(drafts[0][1].tree.tokens.tolist()) <= {1, 3}

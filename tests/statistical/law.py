@@ -20,11 +20,12 @@ from torch import Tensor
 from specdiff.decode import DecodeLoop, Request
 from specdiff.drafters.base import Drafter, DraftRequest
 from specdiff.drafters.marginal import MarginalDrafter
+from specdiff.ngram.prompt import PromptScorer
 from specdiff.randomness import Cdf
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 from specdiff.testing import ScriptedDrafter, TableMarginals, TableTarget
-from specdiff.types import BestFirst, Budget, Chain, Samples, Shape, Siblings
+from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Samples, Shape, Siblings
 from specdiff.verify.base import Rule
 from specdiff.verify.registry import RULES
 
@@ -39,6 +40,12 @@ Q_CDF = Cdf(Q)
 
 def marginals() -> Drafter:
     return MarginalDrafter(TableMarginals.random(V, max(GAMMAS), seed=4, scale=1.2))
+
+
+def searched() -> Drafter:
+    """Marginals beside an n-gram model that learns from each text; token 3 ends a path, though not the text."""
+    source = TableMarginals.random(V, max(GAMMAS), seed=4, scale=1.2)
+    return MarginalDrafter(source, scorer=lambda: PromptScorer(vocab_size=V, order=3), eos_ids=(3,))
 
 
 def argmax_chain(request: DraftRequest) -> list[int]:
@@ -68,6 +75,8 @@ KINDS = {
     "best-first": Kind(marginals, BestFirst(7), True),
     "scripted": Kind(lambda: ScriptedDrafter(argmax_chain, vocab_size=V), Chain(), False),
     "scripted with q": Kind(lambda: ScriptedDrafter(sampled_chain, vocab_size=V, q=Q), Chain(), False),
+    "paths": Kind(searched, CausalPaths(keep=3), True),
+    "one path": Kind(searched, CausalPaths(), False),
 }
 
 
