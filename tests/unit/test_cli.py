@@ -12,7 +12,7 @@ from specdiff.cli.app import app
 from specdiff.cli.generate import read_prompts
 from specdiff.cli.options import parse_shape
 from specdiff.errors import InputError, PairingError
-from specdiff.types import BestFirst, Chain, Samples, Siblings
+from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Siblings
 from support.tiny_targets import tiny_model
 from support.tokenizing import byte_level
 
@@ -112,6 +112,10 @@ def test_compare_prints_a_ratio_against_the_fastest(target):
         ("samples:8", Samples(8)),
         ("siblings:6,2,1", Siblings((6, 2, 1))),
         ("best-first:24", BestFirst(24)),
+        ("paths", CausalPaths()),
+        ("paths:5", CausalPaths(beam=5, keep=5)),
+        ("paths:2,beam=4,mass=0.9,cap=20,weight=0.7", CausalPaths(4, 2, 0.9, 20, 0.7)),
+        ("paths:weight=1", CausalPaths(weight=1.0)),
     ],
 )
 def test_shapes(text, shape):

@@ -7,10 +7,12 @@ import torch
 
 from specdiff.bench.compare import transformers_generate
 from specdiff.bench.parity import compare_texts, teacher_force
-from specdiff.decoder import SpeculativeDecoder
+from specdiff.control.adaptive_length import AdaptiveLength
+from specdiff.decoder import Settings, SpeculativeDecoder
 from specdiff.loading import load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
+from specdiff.types import Budget, CausalPaths
 
 pytestmark = pytest.mark.weights
 
@@ -51,6 +53,19 @@ def test_a_batch_equals_its_rows_alone(pair):
     for prompt, row in zip(ids, together, strict=True):
         alone = pair.generate(prompt, max_new_tokens=32)
         assert compare_texts(pair.target.model, prompt, row.tokens, alone.tokens).verdict() in ("equal", "tie")
+
+
+def test_causal_paths_change_no_text():
+    """DiffuSpec's search, with an n-gram model that learns from the text and an adaptive draft length."""
+    shape = CausalPaths(keep=3)
+    settings = Settings(budget=Budget(gamma=8, shape=shape), controller=AdaptiveLength)
+    searched = load(dtype="fp32", pull=False, ngram="prompt", settings=settings)
+    plain = SpeculativeDecoder(searched.target, None, searched.tokenizer)
+    for prompt in PROMPTS:
+        ids = searched.encode(prompt, chat=True)
+        ours, theirs = searched.generate(ids, max_new_tokens=32), plain.generate(ids, max_new_tokens=32)
+        assert compare_texts(searched.target.model, ids, ours.tokens, theirs.tokens).verdict() in ("equal", "tie")
+        assert ours.totals.accepted > 0
 
 
 def test_streaming_adds_up_to_the_text(pair):

@@ -1,4 +1,4 @@
-"""Controllers by name, as the command line has them."""
+"""Controllers that need nothing but a budget, by name; the planner needs a plan too (`specdiff.control.planner`)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ def get(name: str) -> Callable[[Budget], Controller]:
     """
     if name not in CONTROLLERS:
         raise InputError.of(
-            "controller", expected="one of " + ", ".join(CONTROLLERS), got=name, remedy="use one of these names"
+            "controller",
+            expected="one of " + ", ".join(CONTROLLERS),
+            got=name,
+            remedy="use one of these names; the command line has 'planner' beside them",
         )
     return CONTROLLERS[name]
