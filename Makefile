@@ -10,11 +10,13 @@ export TOKENIZERS_PARALLELISM = false
 .PHONY: demo test proof mutants weights lint types imports docs check profile selfcheck clean
 
 $(BIN)/.core: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV): torch, transformers and what they need (1.2 GB on disk, a minute or two)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt -e .
 	touch $@
 
 $(BIN)/.dev: $(BIN)/.core
+	@echo "adding the developers' tools"
 	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 

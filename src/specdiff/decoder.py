@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -83,7 +83,7 @@ class Generation:
     tokens: tuple[int, ...]
     prompt_tokens: int
     finish: FinishReason
-    rounds: tuple[Round, ...]
+    rounds: tuple[Round, ...] = field(repr=False)
     error: SpecdiffError | None = None
 
     @property

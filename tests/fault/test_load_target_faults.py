@@ -99,6 +99,7 @@ _OPTIONS: dict[str, tuple[dict[str, Any], type[SpecdiffError], str]] = {
     "tensor parallel without torchrun": ({"tp_plan": "auto"}, InputError, "torchrun"),
     "flash attention": ({"attn_implementation": "flash_attention_2"}, InputError, "4-D masks"),
     "kernel from a hub": ({"attn_implementation": "someone/kernel"}, InputError, "4-D masks"),
+    "no such accelerator": ({"device": "cuda:99"}, SpecdiffError, "device|cuda"),
     "unknown device": ({"device": "abacus"}, SpecdiffError, "abacus"),
 }
 

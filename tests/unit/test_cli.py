@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import specdiff
+from specdiff.bench.compare import first_difference
 from specdiff.cli.app import app
-from specdiff.cli.generate import read_prompts
+from specdiff.cli.generate import agreement, read_prompts
 from specdiff.cli.options import parse_shape
 from specdiff.errors import InputError, PairingError
 from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Siblings
@@ -102,7 +104,41 @@ def test_compare_prints_a_ratio_against_the_fastest(target):
     more = json.loads(generate(target, "--compare", "--compare-dtypes", "bf16,fp32", "--json", "The quick").stdout)
     assert set(more["tokens"]) == set(row["tokens"]) | {"plain loop, bfloat16", "transformers generate, bfloat16"}
     assert row["fastest_plain"] in row["tokens"]
+    assert all(places == [None] for places in row["parted"].values())  # fp32: the same text
     assert row["speedup"] > 0
+
+
+def test_where_texts_part_is_told():
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2, 3], [1, 4, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert agreement([None, None]) == "the same text as"
+    assert agreement([7]) == "the same text up to token 7 as"
+    assert agreement([None, 3, None]) == "the same text on 2 of 3 prompts as"
+
+
+def test_version():
+    assert run("--version").stdout == f"specdiff {specdiff.__version__}\n"
+
+
+def test_a_plan_is_measured_kept_and_used(target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPECDIFF_HOME", str(tmp_path))
+    missing = generate(target, "--controller", "planner", "The quick")
+    assert isinstance(missing.exception, InputError)
+    assert "specdiff tune" in str(missing.exception)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two one two\n", encoding="utf-8")
+    tuned = run("tune", target, "ngram", "--file", str(prompts), "-n", "8", "--json")
+    assert tuned.exit_code == 0, tuned.output
+    report = json.loads(tuned.stdout)
+    assert Path(report["path"]).parent == tmp_path / "plans"
+    planned = json.loads(generate(target, "--controller", "planner", "--json", "The quick").stdout)
+    fixed = json.loads(generate(target, "--json", "The quick").stdout)
+    assert planned["tokens"] == fixed["tokens"]
+    beside = generate(target, "--controller", "planner", "--gamma", "2", "The quick")
+    assert isinstance(beside.exception, InputError)
+    for bad in (("-t", "0"), ("-n", "1")):
+        assert isinstance(run("tune", target, "ngram", *bad).exception, InputError)
 
 
 @pytest.mark.parametrize(

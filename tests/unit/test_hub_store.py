@@ -100,6 +100,17 @@ def test_a_damaged_model_is_listed_refused_and_replaced_by_a_pull(store: ModelSt
     assert store.resolve("tiny").folder == weights.parent
 
 
+def test_a_stored_model_with_a_flipped_bit_is_never_handed_out(store: ModelStore) -> None:
+    weights = store.pull("tiny") / "model.safetensors"
+    flipped = bytearray(weights.read_bytes())
+    flipped[-1] ^= 1
+    weights.write_bytes(flipped)
+    with pytest.raises(CheckpointError, match=r"model.safetensors of tiny: expected sha256 .*pull --force tiny"):
+        store.resolve("tiny")
+    store.pull("tiny", force=True)
+    assert store.resolve("tiny").folder == weights.parent
+
+
 def test_a_model_made_from_another_file_than_the_catalog_names_is_replaced(index: Index, store: ModelStore) -> None:
     manifest = store.pull("tiny") / "specdiff.json"
     manifest.write_text(

@@ -28,10 +28,13 @@ class Comparison:
 
     Attributes:
         seconds, tokens: method -> one number a prompt. generations: what the speculative decoder returned.
+        parted: method -> for each prompt, the first new token that differs from the speculative decoder's, None where
+            all are equal. Above temperature 0 texts differ by chance.
     """
 
     seconds: Mapping[str, tuple[float, ...]]
     tokens: Mapping[str, tuple[int, ...]]
+    parted: Mapping[str, tuple[int | None, ...]]
     generations: tuple[Generation, ...]
 
     def rate(self, method: str) -> float:
@@ -143,19 +146,30 @@ def compare(
     methods: dict[str, Method] = {"specdiff": speculative, **baselines}
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     tokens: dict[str, list[int]] = {name: [] for name in methods}
+    parted: dict[str, list[int | None]] = {name: [] for name in baselines}
     for method in methods.values():
         method(prompts[0])
     generations.clear()
     for done, prompt in enumerate(prompts):
-        order = list(methods)
+        order, texts = list(methods), dict[str, Sequence[int]]()
         for name in order[done % len(order) :] + order[: done % len(order)]:
             began = time.perf_counter()
-            ids = methods[name](prompt)
+            texts[name] = methods[name](prompt)
             seconds[name].append(time.perf_counter() - began)
-            tokens[name].append(len(ids))
+            tokens[name].append(len(texts[name]))
+        for name in baselines:
+            parted[name].append(first_difference(texts["specdiff"], texts[name]))
         progress(done + 1)
     return Comparison(
         seconds={k: tuple(v) for k, v in seconds.items()},
         tokens={k: tuple(v) for k, v in tokens.items()},
+        parted={k: tuple(v) for k, v in parted.items()},
         generations=tuple(generations),
     )
+
+
+def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """Where two texts part: the first index at which they differ or one has ended; None where they are equal."""
+    if list(left) == list(right):
+        return None
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))

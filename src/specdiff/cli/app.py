@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from transformers.utils import logging
 
+from specdiff import __version__
 from specdiff.cli import chat, corpus, distill, doctor, generate, models, ngram, profile, tune
 from specdiff.errors import SpecdiffError
 
@@ -29,11 +31,21 @@ app.add_typer(corpus.app, name="corpus")
 app.add_typer(ngram.app, name="ngram")
 
 
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(f"specdiff {__version__}")
+        raise typer.Exit
+
+
 def main() -> None:
     """Entry point: known errors become one clear line and exit code 2."""
     logging.disable_progress_bar()  # the weights' own bars would run through our output
     try:
         app()
     except SpecdiffError as error:
-        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False)
+        # one line, however wide the terminal: messages are searched for
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(2)

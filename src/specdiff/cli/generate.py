@@ -67,7 +67,10 @@ def generate(
         str | None,
         typer.Option("--compare-dtypes", help="With --compare: plain decoding in these dtypes too, e.g. bf16,fp32."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt on stdout, nothing else.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object a prompt on stdout (with --compare: one in all), nothing else."),
+    ] = False,
     color: Annotated[
         bool | None,
         typer.Option(
@@ -118,7 +121,7 @@ def generate(
                 seed=seed,
                 progress=lambda done: bar.update(task, completed=done),
             )
-        _print_comparison(result, prompts, as_json=as_json)
+        _print_comparison(result, prompts, greedy=sampling.greedy, as_json=as_json)
 
 
 def with_budget(
@@ -237,7 +240,7 @@ def _baselines(
     return methods
 
 
-def _print_comparison(result: Comparison, prompts: Sequence[str], *, as_json: bool) -> None:
+def _print_comparison(result: Comparison, prompts: Sequence[str], *, greedy: bool, as_json: bool) -> None:
     fastest = result.fastest()
     if as_json:
         print(
@@ -251,6 +254,7 @@ def _print_comparison(result: Comparison, prompts: Sequence[str], *, as_json: bo
                     "tokens_per_second": {m: result.rate(m) for m in result.seconds},
                     "seconds": {m: list(s) for m, s in result.seconds.items()},
                     "tokens": {m: list(t) for m, t in result.tokens.items()},
+                    "parted": {m: list(p) for m, p in result.parted.items()},
                     "totals": [asdict(g.totals) for g in result.generations],
                 }
             )
@@ -261,7 +265,7 @@ def _print_comparison(result: Comparison, prompts: Sequence[str], *, as_json: bo
         "method",
         "tokens/s",
         "specdiff is faster by",
-        title=f"{len(prompts)} prompts, {torch.get_num_threads()} thread(s)",
+        title=f"{len(prompts)} prompt{'s' if len(prompts) > 1 else ''}, {torch.get_num_threads()} thread(s)",
     )
     for method in result.seconds:
         ratio = "" if method == "specdiff" else f"{result.speedup(method):.2f}x"
@@ -276,3 +280,19 @@ def _print_comparison(result: Comparison, prompts: Sequence[str], *, as_json: bo
     totals = [g.totals for g in result.generations]
     tau = sum(t.tokens for t in totals) / sum(t.target_passes for t in totals)
     console.print(f"tau {tau:.2f} tokens a target pass, extra token included")
+    if greedy:
+        for method, places in result.parted.items():
+            console.print(f"{agreement(places)} {method}")
+        if any(place is not None for places in result.parted.values() for place in places):
+            console.print(
+                "Texts part where rounding decides between nearly equal logits: often in bf16, hardly in fp32."
+            )
+
+
+def agreement(places: Sequence[int | None]) -> str:
+    """How often a baseline's text was the same."""
+    if all(place is None for place in places):
+        return "the same text as"
+    if len(places) == 1:
+        return f"the same text up to token {places[0]} as"
+    return f"the same text on {places.count(None)} of {len(places)} prompts as"

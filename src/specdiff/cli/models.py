@@ -64,7 +64,7 @@ def pull(
     force: Annotated[bool, typer.Option("--force", help="Fetch again, even if the model is here.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model, check every byte of it and convert it to bf16; an interrupted pull continues."""
+    """Fetch a model, check every byte of it and convert it to bf16; an interrupted pull begins again."""
     store = ModelStore()
     log = Console(stderr=True, highlight=False, quiet=as_json)
     before = store.status(name)

@@ -108,6 +108,7 @@ def prepare(
         config,
         features=features,
         objective=make(recipe.objective, recipe.parameters),
+        nodes=recipe.nodes,
         evaluator=evaluator,
     )
     if begun:

@@ -246,7 +246,8 @@ class ModelStore:
         """Turn what the user calls a model into what can be loaded; a local folder has passed `check_folder`.
 
         A catalog name means the store (write ``./name`` for a folder of that name), an existing folder itself, and
-        ``org/name`` a hub id, which is passed through.
+        ``org/name`` a hub id, which is passed through. A stored model's files are hashed, so that one that was changed
+        is never taken for the original.
 
         Args:
             name_or_path: the user's word.
@@ -279,6 +280,13 @@ class ModelStore:
                 raise _not_stored(entry)
             self.pull(entry.name, progress=progress)
         manifest = self._installed(entry)
+        problems = check_hashes(folder, manifest)  # a third of a second for the default target
+        if problems:
+            first = problems[0]
+            raise CheckpointError(
+                f"{first.file} of {entry.name}: expected {first.expected}, got {first.got}; the stored model was "
+                f"changed or damaged: specdiff models pull --force {entry.name}"
+            )
         check_folder(folder)
         return Location(
             source=str(folder),

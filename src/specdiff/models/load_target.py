@@ -141,6 +141,8 @@ def _placement(device: Any, device_map: Any, tp_plan: Any) -> dict[str, Any]:
         return {"device_map": device_map}
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        raise InputError.of("device", expected="one that torch sees here", got=str(device), remedy="use device 'cpu'")
     # also for the CPU: quantised weights are placed while loading, they cannot be moved afterwards
     return {"device_map": {"": device}}
 

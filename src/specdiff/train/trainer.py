@@ -177,6 +177,7 @@ class DenoiserTrainer:
         features: Features = no_features,
         objective: Objective | None = None,
         evaluator: Evaluator | None = None,
+        nodes: int = 24,
     ) -> None:
         """Prepare a run.
 
@@ -189,10 +190,12 @@ class DenoiserTrainer:
             features: makes the target's states, for denoisers that read them.
             objective: one that reads labels only; None = cross-entropy over the whole window.
             evaluator: measures the weights beside the replay of ``held_out``, whenever that is due.
+            nodes: of the tree that the replay measures.
 
         Raises:
             InputError: the objective needs what this loop does not make.
         """
+        self.nodes = nodes
         self.objective = objective or MaskedCrossEntropy()
         if self.objective.needs_target or self.objective.needs_masking:
             raise InputError.of(
@@ -302,7 +305,9 @@ class DenoiserTrainer:
         weights = self.master.weights if self.master.average is None else self.master.average
         if self.held_out:
             self.master.load(weights)
-            result = measure_acceptance(self.denoiser, self.held_out, self.labels_of, features=self.features)
+            result = measure_acceptance(
+                self.denoiser, self.held_out, self.labels_of, tree_nodes=self.nodes, features=self.features
+            )
             self.master.load(self.master.weights)
             self._log("evaluate", weights=name, **asdict(result))
         if self._evaluator is not None:
