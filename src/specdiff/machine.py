@@ -20,12 +20,10 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> tuple[int | None, int | Non
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Name of the processor and how many of it this process may use."""
+    """Name of the processor."""
     name = platform.processor() or platform.machine()
     try:
         rows = [line.split(":", 1) for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()]
-        name = next((row[1].strip() for row in rows if row[0].startswith("model name") and len(row) > 1), name)
+        return next((row[1].strip() for row in rows if row[0].startswith("model name") and len(row) > 1), name)
     except OSError:
-        pass
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name} x{count}"
+        return name
