@@ -352,6 +352,11 @@ def as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:
     items = sequence("prompts", prompts, expected="a prompt or a list of them", remedy="pass a text")
     if not items:
         raise InputError.of("prompts", expected="at least one prompt", got=prompts, remedy="pass a text")
+    empty = [i for i, item in enumerate(items) if isinstance(item, (list, tuple)) and not item]
+    if empty:
+        raise InputError.of(
+            f"prompts[{empty[0]}]", expected="at least one token or message", got=items[empty[0]], remedy="fill it"
+        )
     if isinstance(items[0], (numbers.Integral, Mapping)):
         return True, [list(items)]  # type: ignore[list-item]
     return False, list(items)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from specdiff.corpus.identity import tokenizer_fingerprint
 from specdiff.decoder import Settings, SpeculativeDecoder
@@ -23,7 +23,7 @@ from specdiff.drafters.registry import describe
 from specdiff.drafters.scoring import Scoring
 from specdiff.drafters.vocabulary import check_same_vocabulary
 from specdiff.drafters.windowed import WindowedDrafter, fit_context
-from specdiff.errors import InputError, PairingError
+from specdiff.errors import DownloadError, InputError, ModelError, PairingError
 from specdiff.hub.catalog import CATALOG
 from specdiff.hub.progress import ProgressCallback, ignore
 from specdiff.hub.safety import check_folder, check_weights, read_json
@@ -231,14 +231,20 @@ class _DrafterLoader:
         return MarginalDrafter(source, scorer=self._scoring, eos_ids=self._target.eos_ids)
 
     def _autoregressive(self, source: str, name: str) -> Drafter:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            source, dtype=self._dtype, use_safetensors=True, attn_implementation="sdpa"
-        )
-        model.to(self._device)  # pyright: ignore[reportArgumentType] - transformers' decorated stub
-        if self._prepack:
-            prepack_layers(model)
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        plain = AutoregressiveDrafter(model.eval(), vocab_size=self._target.vocab_size, name=name)
+        # a drafter's cache is cropped and its checkpoint can be faulty as a target's: the same checks
+        try:
+            loaded, tokenizer = load_target(
+                source,
+                dtype=self._dtype,
+                device=self._device,
+                attn_implementation="sdpa",
+                tf32=bool(self._target.info.tf32),
+                prepack=self._prepack,
+            )
+        except (ModelError, DownloadError) as error:
+            raise type(error)(f"drafter {name!r}: {str(error).removeprefix('target: ')}") from error
+        model = loaded.model
+        plain = AutoregressiveDrafter(model, vocab_size=self._target.vocab_size, name=name)
         drafter = fit_context(plain, plain.context, target_context=self._target.context)
         try:
             self._common(tokenizer, output_table(model).shape[0])

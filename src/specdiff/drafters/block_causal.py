@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdiff.drafters.base import DraftRequest, Observation
+from specdiff.errors import NumericsError
 from specdiff.models.cached_decoder import CachedDecoder, NewRows
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.models.supported import usable_context
@@ -43,7 +44,7 @@ class BlockCausalSession:
     """Prefix caches of one batch."""
 
     def __init__(self, source: BlockCausalSource, rows: int) -> None:
-        self._denoiser, self._context = source.denoiser, source.context
+        self._denoiser, self._context, self._name = source.denoiser, source.context, source.name
         self._decoder = CachedDecoder(source.denoiser.decoder, rows)
         self._features: list[list[Tensor]] = [[] for _ in range(rows)]
         self._rows = rows
@@ -92,6 +93,8 @@ class BlockCausalSession:
         self.passes += 1
         picked = [hidden[r.row, fresh[r.row] : fresh[r.row] + r.budget.gamma] for r in requests]
         logits = self._denoiser.head(torch.cat(picked))
+        if not bool(torch.isfinite(logits).all()):
+            raise NumericsError(f"drafter {self._name!r}: its logits are NaN or infinite; check its weights and dtype")
         return list(logits.split([r.budget.gamma for r in requests]))
 
     def _window(self, request: DraftRequest) -> int:

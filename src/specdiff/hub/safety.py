@@ -65,7 +65,7 @@ def check_no_code(folder: Path) -> None:
             if key == "auto_map" and value:
                 raise CheckpointError(
                     f"{path}: wants its own Python code run (auto_map); refused. Read that code first, then allow it "
-                    "explicitly with allow_remote_code=True, or use a model that transformers supports itself"
+                    "explicitly with trust_remote_code=True, or use a model that transformers supports itself"
                 )
             if key.strip("_").removesuffix("_internal").endswith("_implementation") and "/" in json.dumps(value):
                 raise CheckpointError(
