@@ -141,12 +141,12 @@ def test_kills_at_any_time_with_workers(tmp_path: Path, whole: bytes, start) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_fifty_kills_at_any_time(tmp_path: Path, whole: bytes, start, workers: int, figure) -> None:
-    kills = 0
-    for corpus in range(10):
+    kills = corpus = 0
+    while kills < 50:  # a process that is done before its kill counts for nothing
         kills += check_killed_from_outside(
             tmp_path / f"corpus{corpus}", whole, start, kills=5, workers=workers, seed=corpus
         )
-    assert kills > 25
+        corpus += 1
     figure(14, "kills -9 of corpus making at any time survived", kills=kills)
 
 
