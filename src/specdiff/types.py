@@ -171,7 +171,7 @@ class BestFirst:
     """
 
     nodes: int
-    size: Callable[[Sequence[float]], int] | None = None
+    size: Callable[[Sequence[float]], int] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
