@@ -334,13 +334,13 @@ def _at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
-def check_finite(logits: Tensor) -> None:
-    """Raise `NumericsError` if any logit is NaN or infinite (one pass over the data)."""
+def check_finite(logits: Tensor, model: str = "target") -> None:
+    """Raise `NumericsError` if any logit of ``model`` is NaN or infinite (one pass over the data)."""
     low, high = torch.aminmax(logits)
     if not (math.isfinite(low.item()) and math.isfinite(high.item())):
         bad = (~torch.isfinite(logits)).any(dim=-1).nonzero().flatten().tolist()
         raise NumericsError(
-            f"target: logits of rows {bad} are NaN or infinite; check the checkpoint, or use a dtype with more range"
+            f"{model}: logits of rows {bad} are NaN or infinite; check the checkpoint, or use a dtype with more range"
         )
 
 

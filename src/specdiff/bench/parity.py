@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdiff.bench.compare import first_difference
 from specdiff.models.cached_decoder import input_device
 
 TIE_MARGIN = 1e-4
@@ -52,11 +53,11 @@ def compare_texts(model: PreTrainedModel, prompt: Tensor, ours: Sequence[int], t
         ours, theirs: new tokens.
     """
     length = max(len(ours), len(theirs))
-    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    at = first_difference(ours, theirs)
     if at is None:
-        if len(ours) == len(theirs):
-            return Parity(tokens=length, equal=True)
-        return Parity(tokens=length, equal=False, position=min(len(ours), len(theirs)), margin=None)
+        return Parity(tokens=length, equal=True)
+    if at == min(len(ours), len(theirs)):
+        return Parity(tokens=length, equal=False, position=at, margin=None)
     ids = torch.cat([prompt, torch.tensor(list(ours[:at]), dtype=torch.int64)])[None]
     logits = model(ids.to(input_device(model)), logits_to_keep=1).logits[0, -1].float()
     return Parity(tokens=length, equal=False, position=at, margin=abs(float(logits[ours[at]] - logits[theirs[at]])))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from specdiff.drafters.base import DraftRequest, Observation
-from specdiff.errors import NumericsError
 from specdiff.models.cached_decoder import CachedDecoder, NewRows
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.models.supported import usable_context
+from specdiff.sampling import check_finite
 
 
 class BlockCausalSource:
@@ -93,8 +93,7 @@ class BlockCausalSession:
         self.passes += 1
         picked = [hidden[r.row, fresh[r.row] : fresh[r.row] + r.budget.gamma] for r in requests]
         logits = self._denoiser.head(torch.cat(picked))
-        if not bool(torch.isfinite(logits).all()):
-            raise NumericsError(f"drafter {self._name!r}: its logits are NaN or infinite; check its weights and dtype")
+        check_finite(logits, f"drafter {self._name!r}")
         return list(logits.split([r.budget.gamma for r in requests]))
 
     def _window(self, request: DraftRequest) -> int:

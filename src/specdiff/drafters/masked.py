@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from specdiff.drafters.base import DraftRequest, Observation
-from specdiff.errors import InputError, NumericsError
+from specdiff.errors import InputError
 from specdiff.models.diffusion.base import MaskedDenoiser, Window
+from specdiff.sampling import check_finite
 
 WINDOW = 32
 """Default largest window: the best gamma that SpecDiff-2 reports for DiffuCoder (16 for DiffuLLaMA)."""
@@ -90,8 +91,7 @@ class MaskedSource:
         if self._columns.device != logits.device:
             self._columns = self._columns.to(logits.device)
         kept = logits.index_select(-1, self._columns)
-        if not bool(torch.isfinite(kept).all()):
-            raise NumericsError(f"drafter {self.name!r}: its logits are NaN or infinite; check its weights and dtype")
+        check_finite(kept, f"drafter {self.name!r}")
         return kept
 
 
