@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -40,8 +41,14 @@ def _root(
         raise typer.Exit
 
 
+def _warn(message: Warning | str, *_: object) -> None:
+    """Show a warning as one line, as errors are."""
+    Console(stderr=True, highlight=False).print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
+
+
 def main() -> None:
     """Entry point: known errors become one clear line and exit code 2."""
+    warnings.showwarning = _warn
     logging.disable_progress_bar()  # the weights' own bars would run through our output
     try:
         app()
