@@ -23,7 +23,6 @@ from specdiff.drafters.marginal import MarginalDrafter, MarginalSource
 from specdiff.drafters.masked import MaskedSource
 from specdiff.drafters.multistep import ORDERS, MultiStepDrafter
 from specdiff.drafters.ngram import NgramDrafter
-from specdiff.drafters.registry import describe
 from specdiff.drafters.scoring import Scoring
 from specdiff.drafters.vocabulary import check_same_vocabulary
 from specdiff.drafters.windowed import WindowedDrafter, fit_context
@@ -212,9 +211,10 @@ class _DrafterLoader:
             if "/" not in name and name not in CATALOG:
                 raise InputError.of(
                     "drafter",
-                    expected=f"a folder, a model id, or one of these kinds:\n{describe()}\n",
+                    expected=f"'default', 'none', 'ngram', a catalog model ({', '.join(CATALOG)}), a folder or an id "
+                    "like 'org/name', or several joined by '+'",
                     got=name,
-                    remedy="check the name",
+                    remedy="check the name; `specdiff models list` shows what is on this disk",
                 )
             return self._autoregressive(self._store.resolve(name, pull=True).source, name)
         config = read_json(folder / "config.json")

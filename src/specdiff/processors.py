@@ -29,6 +29,9 @@ UNREPLAYABLE: Mapping[str, str] = MappingProxyType(
         "WhisperTimeStampLogitsProcessor": _SPEECH,
         "AlternatingCodebooksLogitsProcessor": _SPEECH,
         "BarkEosPrioritizerLogitsProcessor": _SPEECH,
+        "HiggsAudioV2DelayPatternLogitsProcessor": _SPEECH,
+        "VibeVoiceTokenConstraintProcessor": _SPEECH,
+        "LinearTemperatureScheduleLogitsProcessor": "it follows the steps of a diffusion model, not a text's tokens",
     }
 )
 """Processors of ``transformers`` that are refused, and why; read-only."""

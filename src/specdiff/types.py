@@ -250,9 +250,9 @@ class Budget:
             )
         counts: dict[str, object] = {"gamma": self.gamma}
         if isinstance(self.shape, Samples):
-            counts["k"] = self.shape.k
+            counts["Samples.k"] = self.shape.k
         elif isinstance(self.shape, BestFirst):
-            counts["nodes"] = self.shape.nodes
+            counts["BestFirst.nodes"] = self.shape.nodes
             callable_or_none("size", self.shape.size, remedy="pass a function from scores to a number of nodes")
         elif isinstance(self.shape, Siblings):
             widths = sequence("widths", self.shape.widths, expected="a tuple of integers", remedy="one for each depth")
@@ -276,8 +276,9 @@ class Round:
         proposed: depth of the draft. nodes: tree size. accepted: drafted tokens committed.
         committed: all tokens committed, the extra one included where it was (EOS, a stop or the budget may cut).
         extra: kind of the extra token, None where it was cut off. rule: what verified. reason: why this rule.
-        source: which drafter's path was accepted (see `Draft.chosen`). draft_seconds, target_seconds,
-            verify_seconds: by the caller's clock, 0.0 without one. drafter_passes, target_passes: forward passes of each.
+        source: which drafter's path was accepted (see `Draft.chosen`).
+        draft_seconds, target_seconds, verify_seconds: by the caller's clock, 0.0 without one.
+        drafter_passes, target_passes: forward passes of each.
         start: tokens committed before the round, prompt included. path: the accepted nodes, root down.
     """
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import transformers.generation.logits_process as theirs
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -46,9 +49,8 @@ MAKE: dict[str, Callable[[], LogitsProcessor]] = {
     "SuppressTokensLogitsProcessor": lambda: theirs.SuppressTokensLogitsProcessor([3, 4]),
     "WatermarkLogitsProcessor": lambda: theirs.WatermarkLogitsProcessor(VOCAB, "cpu"),
 }
-PREFIXES = [
-    torch.tensor([ids]) for ids in ([4], [4, 5, 4], [7, 8, 9, 7], [4, 5, 4, 9, 3], [1, 2, 3, 4, 5, 6, 4], [8, 4])
-]
+_IDS = [[4], [4, 5, 4], [7, 8, 9, 7], [4, 5, 4, 9, 3], [1, 2, 3, 4, 5, 6, 4], [8, 4]]
+PREFIXES = [torch.tensor([ids]) for ids in _IDS]
 
 
 def synthid() -> LogitsProcessor:
@@ -60,9 +62,12 @@ def scores(index: int) -> torch.Tensor:
 
 
 def names() -> set[str]:
-    """Of every processor class of the installed transformers."""
+    """Of every processor class of the installed transformers, those beside single models included."""
     classes = (c for _, c in inspect.getmembers(theirs, inspect.isclass) if c.__module__ == theirs.__name__)
-    return {c.__name__ for c in classes if issubclass(c, LogitsProcessor)} - {"LogitsProcessor"}
+    general = {c.__name__ for c in classes if issubclass(c, LogitsProcessor)} - {"LogitsProcessor"}
+    beside_models = Path(transformers.__file__).parent.glob("models/*/generation_*.py")
+    special = {n for p in beside_models for n in re.findall(r"class (\w+)\(LogitsProcessor\)", p.read_text("utf-8"))}
+    return general | special
 
 
 def test_the_whole_list_is_known() -> None:

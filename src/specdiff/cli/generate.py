@@ -19,6 +19,7 @@ from rich.table import Table
 from specdiff.bench.compare import Comparison, Method, compare, plain_loop, transformers_generate
 from specdiff.bench.tune import with_plan
 from specdiff.cli import options as o
+from specdiff.cli.models import progress_bars
 from specdiff.cli.show import print_summary, stream_to
 from specdiff.control import registry as controllers
 from specdiff.control.defaults import default_budget
@@ -96,20 +97,22 @@ def generate(
     )
     stops = StopOptions(max_new_tokens=max_new_tokens, stop_strings=stop or ())
     log = Console(stderr=True, highlight=False, quiet=as_json)
-    decoder = load(
-        target,
-        drafter,
-        dtype=dtype,
-        device=device,
-        tf32=tf32,
-        ngram=ngram,
-        steps=steps,
-        order=order,
-        family=family,
-        adapter=adapter,
-        refresh=refresh,
-        settings=Settings(rule=rule),
-    )
+    with progress_bars(log) as report:  # of a target that must be fetched first
+        decoder = load(
+            target,
+            drafter,
+            dtype=dtype,
+            device=device,
+            tf32=tf32,
+            ngram=ngram,
+            steps=steps,
+            order=order,
+            family=family,
+            adapter=adapter,
+            refresh=refresh,
+            settings=Settings(rule=rule),
+            progress=report,
+        )
     decoder = with_budget(
         decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy, ngram=ngram, controller=controller
     )
