@@ -3,21 +3,23 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# on a terminal pip shows what it is fetching
+QUIET := $(shell test -t 2 || echo --quiet)
 # one thread a process: two threads on a busy machine cost milliseconds per operation
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test proof mutants weights lint types imports docs check profile selfcheck clean
+.PHONY: demo test ranks proof mutants weights lint types imports docs check profile selfcheck clean
 
 $(BIN)/.core: pyproject.toml constraints.txt
 	@echo "setting up $(VENV): torch, transformers and what they need (1.2 GB on disk, a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt -e .
+	$(PIP) install $(QUIET) -c constraints.txt -e .
 	touch $@
 
 $(BIN)/.dev: $(BIN)/.core
 	@echo "adding the developers' tools"
-	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) install $(QUIET) -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(BIN)/.core  ## answer a prompt with the embedded default pair, streaming, with a summary
@@ -25,6 +27,9 @@ demo: $(BIN)/.core  ## answer a prompt with the embedded default pair, streaming
 
 test: $(BIN)/.dev  ## the default suite: offline, CPU
 	$(BIN)/python -m pytest -n 2
+
+ranks: $(BIN)/.dev  ## tensor parallelism: two gloo ranks under torchrun
+	$(BIN)/python -m pytest -m slow tests/parity/test_tensor_parallel.py
 
 weights: $(BIN)/.dev  ## the tests on the default target's real weights
 	$(BIN)/specdiff models pull smollm2-135m

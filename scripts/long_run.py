@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 
-from specdiff.decoder import SpeculativeDecoder
+from specdiff.decoder import SpeculativeDecoder, load
 from specdiff.files import write_text
-from specdiff.loading import load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 

@@ -19,8 +19,7 @@ from specdiff.bench.compare import transformers_generate
 from specdiff.bench.parity import compare_texts, teacher_force
 from specdiff.cli.options import parse_shape
 from specdiff.control.defaults import default_budget
-from specdiff.decoder import Generation, Settings, SpeculativeDecoder
-from specdiff.loading import load
+from specdiff.decoder import Generation, Settings, SpeculativeDecoder, load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget

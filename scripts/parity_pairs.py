@@ -22,10 +22,9 @@ import jsonl
 from parity import done, read
 from specdiff.bench.parity import compare_texts
 from specdiff.cli.options import parse_shape
-from specdiff.decoder import Settings, SpeculativeDecoder
+from specdiff.decoder import Settings, SpeculativeDecoder, load
 from specdiff.drafters.base import Drafter
 from specdiff.errors import InputError, PairingError
-from specdiff.loading import load
 from specdiff.records import Totals
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions

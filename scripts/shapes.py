@@ -21,8 +21,7 @@ from specdiff.bench.tune import identity
 from specdiff.cli.options import parse_shape
 from specdiff.control.plan_file import load_plan
 from specdiff.control.planner import Plan
-from specdiff.decoder import Generation, Settings, SpeculativeDecoder
-from specdiff.loading import load
+from specdiff.decoder import Generation, Settings, SpeculativeDecoder, load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget

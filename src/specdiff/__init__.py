@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from specdiff.decoder import Generation, Piece, Settings, SpeculativeDecoder
+    from specdiff.decoder import Generation, Piece, Settings, SpeculativeDecoder, load
     from specdiff.errors import SpecdiffError
-    from specdiff.loading import load
     from specdiff.sampling import SamplingOptions
     from specdiff.stopping import StopOptions
     from specdiff.types import BestFirst, Budget, Chain, Samples, Siblings
 
 # Resolved on first use, so that `import specdiff` does not import torch.
 _HOMES = {
-    "load": "specdiff.loading",
+    "load": "specdiff.decoder",
     "SpeculativeDecoder": "specdiff.decoder",
     "Settings": "specdiff.decoder",
     "Generation": "specdiff.decoder",

@@ -166,7 +166,7 @@ class DecodeLoop:
                 extra=commit.extra,
                 rule=rule,
                 reason=reason,
-                source=draft.source,
+                source=draft.chosen(verdict.path),
                 drafter_passes=passes,
                 draft_seconds=drafted - began,
                 target_seconds=scored - drafted,

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import functools
-import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from pathlib import Path
+from typing import Self, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from specdiff.chat import chat_ids
-from specdiff.checking import callable_or_none, flag, integer, optional, sequence
+from specdiff.checking import callable_or_none, flag, integer, optional
 from specdiff.control.base import Controller, FixedBudget
 from specdiff.control.defaults import default_budget
 from specdiff.decode import DecodeLoop, Request, Row
 from specdiff.drafters.base import Drafter
 from specdiff.drafters.checked import check_drafter
 from specdiff.errors import InputError, SpecdiffError
+from specdiff.hub.progress import ProgressCallback, ignore
+from specdiff.loading import DEFAULT_TARGET, load_pair
 from specdiff.models.target import Target
+from specdiff.prompts import Message, Prompt, as_batch, is_ids
 from specdiff.records import RoundEvent, Totals
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import FinishReason, StopOptions
@@ -30,10 +32,7 @@ from specdiff.types import Budget, Round
 from specdiff.verify import registry as rules
 from specdiff.verify.base import Rule
 
-Message = Mapping[str, str]
 _ID_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
-Prompt = str | Sequence[Message] | Sequence[int] | Tensor
-"""Text, chat messages (``[{"role": ..., "content": ...}]``), or token ids [L]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +139,75 @@ class SpeculativeDecoder:
         self.settings = settings or Settings()
         self._rule: Rule | None = None if self.settings.rule == "auto" else rules.get(self.settings.rule)
 
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str = DEFAULT_TARGET,
+        drafter: str = "default",
+        *,
+        dtype: str | torch.dtype = "auto",
+        drafter_dtype: str | torch.dtype = "auto",
+        device: str | None = None,
+        device_map: str | None = None,
+        tf32: bool = False,
+        trust_remote_code: bool = False,
+        steps: int = 1,
+        order: str = "left_to_right",
+        family: str | None = None,
+        adapter: str | Path | None = None,
+        refresh: int | None = None,
+        ngram: str | Path | None = None,
+        settings: Settings | None = None,
+        pull: bool = True,
+        progress: ProgressCallback = ignore,
+        prepack: bool = True,
+    ) -> Self:
+        """Load a target and a drafter; ``specdiff.load`` is the same function.
+
+        Args:
+            target: catalog name (``specdiff models list``), a local folder, or a Hugging Face id.
+            drafter: ``"default"`` (the denoiser that ships with the default target), ``"none"``, ``"ngram"``, a folder
+                or id of weights (block-causal denoiser, masked diffusion LM, or any causal LM), or several joined by
+                ``+``.
+            dtype: of the target: ``"auto"``, ``"bf16"``, ``"fp16"``, ``"fp32"`` or a torch dtype. drafter_dtype: the
+                same for the drafter; ``"auto"`` = the target's.
+            device: ``"cpu"``, ``"cuda"``, ...; None = the best there is. device_map: accelerate's, e.g. ``"auto"``.
+            tf32: allow TF32 products on CUDA. trust_remote_code: run code that comes with the target's checkpoint.
+            steps, order: denoising steps of a masked diffusion LM and the order of unmasking. family: its family, where
+                its configuration does not say (``"diffullama"``). adapter: folder of a LoRA adapter (PEFT's) for it,
+                merged in float32 on the CPU. refresh: rounds between two computations of its prefix, if it is fully
+                bidirectional (None: every round; more is faster, and drafts get worse, never the text).
+            ngram: n-gram model that the shape `CausalPaths` asks, beside a one-step diffusion drafter: ``"prompt"`` (it
+                learns from each text itself), an ARPA file of the target's token ids (``specdiff ngram train``), or
+                ``"prompt+FILE"`` (both, half each).
+            settings: see `Settings`. pull: fetch a catalog target that is not stored yet. progress: told how that goes.
+            prepack: on CPUs, keep second copies of the weights, of target and drafter, for speed; see `load_target`.
+
+        Raises:
+            InputError: a name, option or pairing is wrong. CheckpointError, UnsupportedModelError: a model cannot be
+                used. DownloadError: fetching failed.
+        """
+        pair = load_pair(
+            target,
+            drafter,
+            dtype=dtype,
+            drafter_dtype=drafter_dtype,
+            device=device,
+            device_map=device_map,
+            tf32=tf32,
+            trust_remote_code=trust_remote_code,
+            steps=steps,
+            order=order,
+            family=family,
+            adapter=adapter,
+            refresh=refresh,
+            ngram=ngram,
+            pull=pull,
+            progress=progress,
+            prepack=prepack,
+        )
+        return cls(pair.target, pair.drafter, pair.tokenizer, settings)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -210,7 +278,7 @@ class SpeculativeDecoder:
         Raises:
             InputError: no tokenizer, no chat template, an empty prompt without a BOS token, or ids of a wrong kind.
         """
-        if _is_ids(prompt):
+        if is_ids(prompt):
             try:
                 ids = torch.as_tensor(prompt)
             except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -334,37 +402,5 @@ class SpeculativeDecoder:
         )
 
 
-def as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:
-    """Tell one prompt from a list of prompts.
-
-    Returns:
-        (whether it was one prompt, the list of prompts).
-    """
-    if isinstance(prompts, str):
-        return True, [prompts]
-    if isinstance(prompts, np.ndarray):
-        prompts = torch.as_tensor(prompts)
-    if isinstance(prompts, Tensor) and prompts.ndim == 1:
-        return True, [prompts]
-    if isinstance(prompts, Tensor) and prompts.ndim != 2:
-        shape = tuple(prompts.shape)
-        raise InputError.of("prompts", expected="ids [L] or [B, L]", got=shape, remedy="pass one row of ids a prompt")
-    items = sequence("prompts", prompts, expected="a prompt or a list of them", remedy="pass a text")
-    if not items:
-        raise InputError.of("prompts", expected="at least one prompt", got=prompts, remedy="pass a text")
-    empty = [i for i, item in enumerate(items) if isinstance(item, (list, tuple)) and not item]
-    if empty:
-        raise InputError.of(
-            f"prompts[{empty[0]}]", expected="at least one token or message", got=items[empty[0]], remedy="fill it"
-        )
-    if isinstance(items[0], (numbers.Integral, Mapping)):
-        return True, [list(items)]  # type: ignore[list-item]
-    return False, list(items)  # type: ignore[arg-type]
-
-
-def _is_ids(prompt: object) -> bool:
-    """Whether a prompt is token ids, in any of the forms they come in, rather than text or messages."""
-    if isinstance(prompt, (Tensor, np.ndarray)):
-        return True
-    items = sequence("prompt", [] if isinstance(prompt, str) else prompt, expected="a prompt", remedy="pass a text")
-    return bool(items) and isinstance(items[0], numbers.Number)
+load = SpeculativeDecoder.from_pretrained
+"""The short name: ``specdiff.load()`` is the embedded default pair."""

@@ -1,15 +1,19 @@
-"""From names to a running pair: ``load()`` gives the embedded default, every part can be named."""
+"""From names to a pair of models: the target, the drafter that suits it, and the tokenizer.
+
+`SpeculativeDecoder.from_pretrained` puts the decoder around them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from specdiff.checking import integer
 from specdiff.corpus.identity import tokenizer_fingerprint
-from specdiff.decoder import Settings, SpeculativeDecoder
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Drafter
 from specdiff.drafters.block_causal import BlockCausalSource
@@ -17,19 +21,21 @@ from specdiff.drafters.cross_tokenizer import CrossTokenizerDrafter
 from specdiff.drafters.ensemble import EnsembleDrafter, Member
 from specdiff.drafters.marginal import MarginalDrafter, MarginalSource
 from specdiff.drafters.masked import MaskedSource
-from specdiff.drafters.multistep import MultiStepDrafter
+from specdiff.drafters.multistep import ORDERS, MultiStepDrafter
 from specdiff.drafters.ngram import NgramDrafter
-from specdiff.drafters.registry import describe
 from specdiff.drafters.scoring import Scoring
 from specdiff.drafters.vocabulary import check_same_vocabulary
 from specdiff.drafters.windowed import WindowedDrafter, fit_context
 from specdiff.errors import DownloadError, InputError, ModelError, PairingError
 from specdiff.hub.catalog import CATALOG
-from specdiff.hub.progress import ProgressCallback, ignore
+from specdiff.hub.manifest import check_recorded
+from specdiff.hub.progress import ProgressCallback
 from specdiff.hub.safety import check_folder, check_weights, read_json
 from specdiff.hub.store import ModelStore
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.models.diffusion.families import is_diffusion
+from specdiff.models.diffusion.loading import cast_parameters
+from specdiff.models.diffusion.lora import merge_lora
 from specdiff.models.diffusion.model import DiffusionLM
 from specdiff.models.diffusion.tokenizer import load_tokenizer
 from specdiff.models.load_target import dtype_of, load_target
@@ -47,47 +53,61 @@ DEFAULT_TARGET = "smollm2-135m"
 DEFAULT_DENOISER = "smollm2-135m-denoiser"
 
 
-def load(
-    target: str = DEFAULT_TARGET,
-    drafter: str = "default",
+@dataclass(frozen=True, kw_only=True)
+class DiffusionOptions:
+    """What only masked diffusion LMs understand; see `SpeculativeDecoder.from_pretrained`."""
+
+    steps: int = 1
+    order: str = "left_to_right"
+    family: str | None = None
+    adapter: str | Path | None = None
+    refresh: int | None = None
+
+    def __post_init__(self) -> None:
+        integer("steps", self.steps, 1, remedy="1 is the one-step drafter")
+        if self.order not in ORDERS:
+            raise InputError.of("order", expected=" or ".join(ORDERS), got=self.order, remedy="name one of these")
+        if self.steps == 1 and self.order != "left_to_right":
+            raise InputError.of(
+                "order", expected="more than one step beside it", got=self.order, remedy="raise steps, or leave it out"
+            )
+
+    def given(self) -> dict[str, object]:
+        """The options that are not at their default."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What a decoder is made of; no drafter = plain decoding."""
+
+    target: CausalTarget
+    drafter: Drafter | None
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_pair(
+    target: str,
+    drafter: str,
     *,
-    dtype: str | torch.dtype = "auto",
-    drafter_dtype: str | torch.dtype = "auto",
-    device: str | None = None,
-    device_map: str | None = None,
-    tf32: bool = False,
-    trust_remote_code: bool = False,
-    steps: int = 1,
-    order: str = "left_to_right",
-    family: str | None = None,
-    ngram: str | Path | None = None,
-    settings: Settings | None = None,
-    pull: bool = True,
-    progress: ProgressCallback = ignore,
-    prepack: bool = True,
-) -> SpeculativeDecoder:
-    """Load a target and a drafter.
-
-    Args:
-        target: catalog name (``specdiff models list``), a local folder, or a Hugging Face id.
-        drafter: ``"default"`` (the denoiser that ships with the default target), ``"none"``, ``"ngram"``, a folder or
-            id of weights (block-causal denoiser, masked diffusion LM, or any causal LM), or several joined by ``+``.
-        dtype: of the target: ``"auto"``, ``"bf16"``, ``"fp16"``, ``"fp32"`` or a torch dtype. drafter_dtype: the same
-            for the drafter; ``"auto"`` = the target's.
-        device: ``"cpu"``, ``"cuda"``, ...; None = the best there is. device_map: accelerate's, e.g. ``"auto"``.
-        tf32: allow TF32 products on CUDA. trust_remote_code: run code that comes with the target's checkpoint.
-        steps, order: denoising steps of a masked diffusion LM and the order of unmasking. family: its family, where its
-            configuration does not say (``"diffullama"``).
-        ngram: n-gram model that the shape `CausalPaths` asks, beside a one-step diffusion drafter: ``"prompt"`` (it
-            learns from each text itself), an ARPA file of the target's token ids (``specdiff ngram train``), or
-            ``"prompt+FILE"`` (both, half each).
-        settings: see `Settings`. pull: fetch a catalog target that is not stored yet. progress: told how that goes.
-        prepack: on CPUs, keep second copies of the weights, of target and drafter, for speed; see `load_target`.
-
-    Raises:
-        InputError: a name, option or pairing is wrong. CheckpointError, UnsupportedModelError: a model cannot be used.
-        DownloadError: fetching failed.
-    """
+    dtype: str | torch.dtype,
+    drafter_dtype: str | torch.dtype,
+    device: str | None,
+    device_map: str | None,
+    tf32: bool,
+    trust_remote_code: bool,
+    steps: int,
+    order: str,
+    family: str | None,
+    adapter: str | Path | None,
+    refresh: int | None,
+    ngram: str | Path | None,
+    pull: bool,
+    progress: ProgressCallback,
+    prepack: bool,
+) -> Pair:
+    """Load a target and a drafter; arguments and errors as for `SpeculativeDecoder.from_pretrained`."""
+    diffusion = DiffusionOptions(steps=steps, order=order, family=family, adapter=adapter, refresh=refresh)
     store = ModelStore()
     where = store.resolve(target, pull=pull, allow_remote_code=trust_remote_code, progress=progress)
     loaded, tokenizer = load_target(
@@ -99,8 +119,8 @@ def load(
         trust_remote_code=trust_remote_code,
         prepack=prepack,
     )
-    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order, family, prepack, ngram)
-    return SpeculativeDecoder(loaded, loader.load(drafter), tokenizer, settings)
+    loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, diffusion, prepack, ngram)
+    return Pair(target=loaded, drafter=loader.load(drafter), tokenizer=tokenizer)
 
 
 def default_denoiser() -> Path:
@@ -112,7 +132,8 @@ def scoring(ngram: str | Path, vocab_size: int, tokenizer: PreTrainedTokenizerBa
     """The n-gram model that ``load(ngram=...)`` names.
 
     Args:
-        ngram: see `load`. vocab_size: V. tokenizer: the target's; a file must hold its ids.
+        ngram: see `SpeculativeDecoder.from_pretrained`. vocab_size: V.
+        tokenizer: the target's; a file must hold its ids.
 
     Raises:
         InputError: there is no such file. CheckpointError: it is not sound. PairingError: of another tokenizer.
@@ -143,9 +164,7 @@ class _DrafterLoader:
         target: CausalTarget,
         tokenizer: PreTrainedTokenizerBase,
         dtype: str | torch.dtype,
-        steps: int,
-        order: str,
-        family: str | None,
+        diffusion: DiffusionOptions,
         prepack: bool,
         ngram: str | Path | None,
     ) -> None:
@@ -154,7 +173,8 @@ class _DrafterLoader:
         self._store, self._target, self._tokenizer = store, target, tokenizer
         self._dtype = target.model.dtype if dtype == "auto" else dtype_of(dtype)
         self._device = embedding_table(target.model).device
-        self._steps, self._order, self._family = steps, order, family
+        self._options = diffusion
+        self._diffusion_members = 0
 
     def load(self, name: str) -> Drafter | None:
         """The drafter called ``name``; None for ``"none"``."""
@@ -167,6 +187,14 @@ class _DrafterLoader:
                 got=f"drafter {name!r}",
                 remedy="leave ngram out, or use such a drafter alone",
             )
+        for option, value in self._options.given().items():
+            if self._diffusion_members == 0 or (option == "adapter" and self._diffusion_members > 1):
+                raise InputError.of(
+                    option,
+                    expected="a masked diffusion LM as drafter beside it (one alone for an adapter)",
+                    got=f"{value} beside drafter {name!r}",
+                    remedy="leave it out, or name the folder of such a drafter",
+                )
         return drafter
 
     def _any(self, name: str) -> Drafter | None:
@@ -183,17 +211,19 @@ class _DrafterLoader:
             if "/" not in name and name not in CATALOG:
                 raise InputError.of(
                     "drafter",
-                    expected=f"a folder, a model id, or one of these kinds:\n{describe()}\n",
+                    expected=f"'default', 'none', 'ngram', a catalog model ({', '.join(CATALOG)}), a folder or an id "
+                    "like 'org/name', or several joined by '+'",
                     got=name,
-                    remedy="check the name",
+                    remedy="check the name; `specdiff models list` shows what is on this disk",
                 )
             return self._autoregressive(self._store.resolve(name, pull=True).source, name)
         config = read_json(folder / "config.json")
+        check_recorded(folder, required=name == "default")
         if "base_model_type" in config:
             check_weights(folder)
             return self._denoiser(folder, is_default=name == "default")
         # published code of diffusion LMs is mapped to transformers' own modules, never run
-        if self._family is not None or is_diffusion(config):
+        if self._options.family is not None or is_diffusion(config):
             return self._diffusion(folder, name)
         check_folder(folder)
         return self._autoregressive(str(folder), name)
@@ -219,12 +249,20 @@ class _DrafterLoader:
         return fit_context(self._marginal(source), source.context, target_context=self._target.context)
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
-        lm = DiffusionLM.from_pretrained(folder, family=self._family, dtype=self._dtype, device=self._device)
+        self._diffusion_members += 1
+        options = self._options
+        if options.adapter is None:
+            lm = DiffusionLM.from_pretrained(folder, family=options.family, dtype=self._dtype, device=self._device)
+        else:  # merged before anything is rounded
+            lm = DiffusionLM.from_pretrained(folder, family=options.family, dtype=torch.float32, device="cpu")
+            merge_lora(lm, options.adapter)
+            cast_parameters(lm.backbone, self._dtype, self._device)
         if self._prepack:
             prepack_layers(lm)
-        source = MaskedSource(lm, vocab_size=self._common(load_tokenizer(folder), lm.config.vocab_size), name=name)
-        if self._steps > 1:
-            return MultiStepDrafter(source, steps=self._steps, order=self._order)
+        size = self._common(load_tokenizer(folder), lm.config.vocab_size)
+        source = MaskedSource(lm, vocab_size=size, refresh=options.refresh, name=name)
+        if options.steps > 1:
+            return MultiStepDrafter(source, steps=options.steps, order=options.order)
         return self._marginal(source)
 
     def _marginal(self, source: MarginalSource) -> MarginalDrafter:

@@ -28,7 +28,8 @@ class Totals:
             tokens by kind. tau: tokens / target passes; accepted_per_round: the same without the extra token.
         acceptance_by_position: [G] share of the rounds that proposed position j in which it was accepted.
         drafter_passes, target_passes, draft_seconds, target_seconds, verify_seconds: sums.
-        rules, sources: rounds by rule and by drafter.
+        rules, sources: rounds by rule and by drafter; of an ensemble, by the member whose path was accepted (the first
+            one of equals), and under the ensemble's own name where nothing was.
     """
 
     rounds: int

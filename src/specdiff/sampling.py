@@ -41,6 +41,7 @@ from transformers import (
 
 from specdiff.checking import integer, real, sequence, token_ids
 from specdiff.errors import InputError, NumericsError, SpecdiffError
+from specdiff.processors import check_replayable
 from specdiff.types import TokenTree, ids_tensor
 
 _NO_IDS = torch.empty(1, 0, dtype=torch.int64)
@@ -69,6 +70,7 @@ class SamplingOptions:
         min_new_tokens: EOS is banned before so many new tokens (stop ids and stop strings still end the text).
         processors: further ``transformers`` logits processors, called with ids [1, L] and scores [1, V] of a row. They
             must be functions of these two alone: rows come in no fixed order, and only those that a rule looks at.
+            Those of ``transformers`` that are not are refused.
     """
 
     temperature: float = 0.0
@@ -133,6 +135,7 @@ class SamplingOptions:
                 got=processors,
                 remedy="pass instances of transformers.LogitsProcessor",
             )
+        check_replayable("processors", processors)
         put("processors", processors)
 
     @property

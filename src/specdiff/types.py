@@ -106,7 +106,7 @@ class Draft:
         law: the q rows, for sampled drafts.
         paths: for ``CHAIN`` and ``IID``: the node ids of every draw, in draw order, each [<= G] long; the trie merges
             equal prefixes, the draws keep their multiplicity here. Empty otherwise.
-        source: name of the drafter (of the member, for an ensemble).
+        source: name of the drafter. See `chosen` for whose path it was in an ensemble.
         scores: log of the drafter's own probability of the path down to each node, where it knows it; else empty.
         generated: tokens before the first EOS of the raw argmax draft (the window's length where it has none); None
             where the drafter does not know.
@@ -123,6 +123,14 @@ class Draft:
     def __post_init__(self) -> None:
         assert (self.provenance is Provenance.FIXED) == (self.law is None), "q comes exactly with sampled drafts"
         assert bool(self.paths) == (self.provenance in (Provenance.CHAIN, Provenance.IID)) or len(self.tree) == 0
+
+    def chosen(self, path: Sequence[int]) -> str:
+        """Name of the drafter whose path was accepted, for the records.
+
+        Args:
+            path: accepted node ids, root down; may be empty.
+        """
+        return self.source
 
 
 class Extra(enum.Enum):
@@ -242,9 +250,9 @@ class Budget:
             )
         counts: dict[str, object] = {"gamma": self.gamma}
         if isinstance(self.shape, Samples):
-            counts["k"] = self.shape.k
+            counts["Samples.k"] = self.shape.k
         elif isinstance(self.shape, BestFirst):
-            counts["nodes"] = self.shape.nodes
+            counts["BestFirst.nodes"] = self.shape.nodes
             callable_or_none("size", self.shape.size, remedy="pass a function from scores to a number of nodes")
         elif isinstance(self.shape, Siblings):
             widths = sequence("widths", self.shape.widths, expected="a tuple of integers", remedy="one for each depth")
@@ -268,8 +276,9 @@ class Round:
         proposed: depth of the draft. nodes: tree size. accepted: drafted tokens committed.
         committed: all tokens committed, the extra one included where it was (EOS, a stop or the budget may cut).
         extra: kind of the extra token, None where it was cut off. rule: what verified. reason: why this rule.
-        source: which drafter's draft was verified. draft_seconds, target_seconds, verify_seconds: by the caller's
-            clock, 0.0 without one. drafter_passes, target_passes: forward passes of each.
+        source: which drafter's path was accepted (see `Draft.chosen`).
+        draft_seconds, target_seconds, verify_seconds: by the caller's clock, 0.0 without one.
+        drafter_passes, target_passes: forward passes of each.
         start: tokens committed before the round, prompt included. path: the accepted nodes, root down.
     """
 

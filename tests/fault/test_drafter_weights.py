@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdiff.decoder import SpeculativeDecoder
+from specdiff.decoder import SpeculativeDecoder, load
 from specdiff.drafters.block_causal import BlockCausalSource
 from specdiff.drafters.marginal import MarginalDrafter
 from specdiff.errors import CheckpointError, InputError, NumericsError, SpecdiffError, UnsupportedModelError
-from specdiff.loading import load
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.models.target import CausalTarget
 from support.tiny_targets import VOCAB, tiny_model

@@ -2,21 +2,69 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import specdiff
 from specdiff.bench.compare import first_difference
-from specdiff.cli.app import app
+from specdiff.cli.app import Commands, app
 from specdiff.cli.generate import agreement, read_prompts
 from specdiff.cli.options import parse_shape
+from specdiff.cli.show import folding_table
 from specdiff.errors import InputError, PairingError
-from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Siblings
+from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Samples, Siblings
 from support.tiny_targets import tiny_model
 from support.tokenizing import byte_level
+
+
+def test_help_and_version_do_not_wait_for_torch() -> None:
+    for argument in ("--help", "--version"):
+        code = (
+            "import sys\nfrom specdiff.cli.app import main\n"
+            f"sys.argv = ['specdiff', '{argument}']\n"
+            "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code\n"
+            "assert not {'torch', 'transformers'} & sys.modules.keys()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "specdiff" in done.stdout
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert all(name in shown for name in Commands.places)
+
+
+@pytest.mark.parametrize("name", Commands.places)
+def test_every_command_is_where_the_help_says(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"])
+    assert shown.exit_code == 0, shown.output
+    assert f"specdiff {name}" in shown.output
+
+
+def test_an_unknown_command_is_told() -> None:
+    done = CliRunner().invoke(app, ["generat"])
+    assert done.exit_code == 2
+    assert "No such command" in done.output
+
+
+@pytest.mark.parametrize(("shape", "named"), [("samples:0", "Samples.k"), ("best-first:0", "BestFirst.nodes")])
+def test_a_count_out_of_range_is_named_after_its_shape(shape: str, named: str) -> None:
+    with pytest.raises(InputError, match=rf"^{named}: expected an integer >= 1, got 0"):
+        Budget(gamma=2, shape=parse_shape(shape)).validate()
+
+
+def test_values_of_tables_are_folded_not_cut() -> None:
+    out = Console(width=40, file=io.StringIO())
+    table = folding_table()
+    table.add_row("name", "0123456789" * 8)
+    out.print(table)
+    assert isinstance(out.file, io.StringIO)
+    assert "".join(out.file.getvalue().removeprefix("name").split()) == "0123456789" * 8
 
 
 @pytest.fixture(scope="module")

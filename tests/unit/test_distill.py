@@ -15,12 +15,12 @@ from specdiff.cli.app import app
 from specdiff.cli.distill import parse_corpus, parse_layers, parse_parameter
 from specdiff.corpus.problems import CorpusError
 from specdiff.corpus.read import read_corpus
+from specdiff.decoder import load
 from specdiff.distill.data import split
 from specdiff.distill.evaluate import DecodingEvaluator
 from specdiff.distill.recipe import Recipe
 from specdiff.distill.run import prepare
 from specdiff.errors import CheckpointError, InputError, NumericsError
-from specdiff.loading import load
 from specdiff.models.load_target import load_target
 from specdiff.train.acceptance import measure_acceptance
 from support.tokenizing import byte_level

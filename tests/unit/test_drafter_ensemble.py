@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from specdiff.decoder import Settings, SpeculativeDecoder
 from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Drafter, DraftRequest, DraftSession, Observation
 from specdiff.drafters.block_causal import BlockCausalSource
@@ -16,6 +17,8 @@ from specdiff.drafters.marginal import MarginalDrafter
 from specdiff.drafters.ngram import NgramDrafter
 from specdiff.errors import InputError
 from specdiff.models.denoiser import BlockCausalDenoiser
+from specdiff.models.target import CausalTarget
+from specdiff.records import RoundEvent, Totals
 from specdiff.testing import ScriptedDrafter, chain
 from specdiff.types import BestFirst, Budget, Chain, Draft, Provenance, Samples, Siblings
 from specdiff.verify.registry import get
@@ -79,6 +82,30 @@ def test_the_text_is_the_targets_own_and_counts_equal_a_recount(shape: BestFirst
     assert session.selected == counted
     assert session.selected["autoregressive-llama"] > 0
     assert len(session.selected) == 3  # each member was the best one at some time
+
+
+def test_the_records_count_which_member_was_chosen() -> None:
+    """A denoiser, prompt lookup and an autoregressive model, at T = 1: rounds by member add up, and equal a recount."""
+    drafter = EnsembleDrafter(different_members(), name="all three")
+    budget = Budget(gamma=4, shape=BestFirst(15), temperature=0.5)
+    decoder = SpeculativeDecoder(CausalTarget(llama(1)), drafter, None, Settings(budget=budget))
+    recount: Counter[str] = Counter()
+
+    def on_round(event: RoundEvent) -> None:
+        if isinstance(event.draft, EnsembleDraft):
+            names = event.draft.selected(event.verdict.path)
+            recount[names[0] if names else "all three"] += 1
+            assert event.record.source == (names[0] if names else "all three")
+
+    rounds = []
+    for temperature in (0.0, 1.0):
+        done = decoder.generate(list(PROMPTS), max_new_tokens=40, temperature=temperature, on_round=on_round)
+        assert isinstance(done, list)
+        rounds += [r for generation in done for r in generation.rounds]
+    totals = Totals.of(rounds)
+    assert totals.sources == recount
+    assert set(totals.sources) == {"all three", *(m.drafter.name for m in drafter.members)}
+    assert sum(totals.sources.values()) == sum(r.source != "" for r in rounds)
 
 
 def test_every_node_knows_exactly_the_members_that_proposed_it() -> None:

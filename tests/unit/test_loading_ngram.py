@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from specdiff.cli.app import app
 from specdiff.corpus.identity import tokenizer_fingerprint
-from specdiff.decoder import Settings
+from specdiff.decoder import Settings, load
 from specdiff.errors import InputError, PairingError
-from specdiff.loading import load, scoring
+from specdiff.loading import scoring
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.ngram.mixture import InterpolatedScorer
 from specdiff.ngram.prompt import PromptScorer

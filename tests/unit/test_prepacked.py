@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdiff.loading import load
+from specdiff.decoder import load
 from specdiff.models import prepacked
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.models.load_target import load_target

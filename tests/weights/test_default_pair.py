@@ -8,8 +8,7 @@ import torch
 from specdiff.bench.compare import transformers_generate
 from specdiff.bench.parity import compare_texts, teacher_force
 from specdiff.control.adaptive_length import AdaptiveLength
-from specdiff.decoder import Settings, SpeculativeDecoder
-from specdiff.loading import load
+from specdiff.decoder import Settings, SpeculativeDecoder, load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget, CausalPaths

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from transformers.utils import logging
 
 from specdiff import __version__
-from specdiff.cli import chat, corpus, distill, doctor, generate, models, ngram, profile, tune
+from specdiff.cli.lazy import LazyGroup, Place
 from specdiff.errors import SpecdiffError
+
+
+class Commands(LazyGroup):
+    """Every command, in the order of the help."""
+
+    places = {  # noqa: RUF012 - read only
+        "generate": Place("specdiff.cli.generate", "generate", "Generate text, from a prompt, a file or stdin."),
+        "chat": Place("specdiff.cli.chat", "chat", "Chat on the terminal."),
+        "doctor": Place("specdiff.cli.doctor", "doctor", "Examine versions, devices, speed, memory and models."),
+        "profile": Place("specdiff.cli.profile", "profile", "Where a round's time goes: target, drafter and rest."),
+        "distill": Place("specdiff.cli.distill", "distill", "Cut a denoiser out of a target and train it."),
+        "tune": Place("specdiff.cli.tune", "tune_", "Measure what rounds cost, for --controller planner."),
+        "models": Place("specdiff.cli.models", "app", "Models that can be fetched by name, and what is here."),
+        "corpus": Place("specdiff.cli.corpus", "app", "Answers of a target to many prompts, to align drafters with."),
+        "ngram": Place("specdiff.cli.ngram", "app", "N-gram models over token ids, for the path search of drafts."),
+    }
+
 
 app = typer.Typer(
     name="specdiff",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Lossless speculative decoding with diffusion drafters.",
 )
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("doctor")(doctor.doctor)
-app.command("profile")(profile.profile)
-app.command("distill")(distill.distill)
-app.command("tune")(tune.tune_)
-app.add_typer(models.app, name="models")
-app.add_typer(corpus.app, name="corpus")
-app.add_typer(ngram.app, name="ngram")
 
 
 @app.callback(invoke_without_command=True)
@@ -40,9 +49,14 @@ def _root(
         raise typer.Exit
 
 
+def _warn(message: Warning | str, *_: object) -> None:
+    """Show a warning as one line, as errors are."""
+    Console(stderr=True, highlight=False).print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
+
+
 def main() -> None:
     """Entry point: known errors become one clear line and exit code 2."""
-    logging.disable_progress_bar()  # the weights' own bars would run through our output
+    warnings.showwarning = _warn
     try:
         app()
     except SpecdiffError as error:

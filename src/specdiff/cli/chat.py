@@ -8,9 +8,10 @@ from rich.console import Console
 
 from specdiff.cli import options as o
 from specdiff.cli.generate import with_budget
+from specdiff.cli.models import progress_bars
 from specdiff.cli.show import print_summary, stream_to
+from specdiff.decoder import load
 from specdiff.errors import ContextOverflowError
-from specdiff.loading import load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 
@@ -22,6 +23,11 @@ def chat(
     shape: o.ShapeText = None,
     gamma: o.Gamma = None,
     ngram: o.Ngram = None,
+    steps: o.Steps = 1,
+    order: o.Order = "left_to_right",
+    family: o.Family = None,
+    adapter: o.Adapter = None,
+    refresh: o.Refresh = None,
     controller: o.Controller = "fixed",
     draft_temperature: o.DraftTemperature = 1.0,
     max_new_tokens: o.MaxNewTokens = 512,
@@ -40,7 +46,21 @@ def chat(
     sampling = SamplingOptions(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
     )
-    decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32, ngram=ngram)
+    with progress_bars(Console(stderr=True)) as report:  # of a target that must be fetched first
+        decoder = load(
+            target,
+            drafter,
+            dtype=dtype,
+            device=device,
+            tf32=tf32,
+            ngram=ngram,
+            steps=steps,
+            order=order,
+            family=family,
+            adapter=adapter,
+            refresh=refresh,
+            progress=report,
+        )
     decoder = with_budget(
         decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy, ngram=ngram, controller=controller
     )

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdiff.cli import options as o
 from specdiff.cli.models import print_json
+from specdiff.cli.show import folding_table
 from specdiff.corpus import prompts as sources
 from specdiff.corpus.backend import BackendSpec
 from specdiff.corpus.identity import context_of, encode_prompts, identify, localise
@@ -240,7 +240,7 @@ def _bar(log: Console) -> Iterator[tuple[Callable[[Progress], None], Callable[[]
 
 
 def _print_stats(console: Console, found: CorpusStats) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = folding_table()
     expected = "" if found.expected is None else f" of {found.expected}"
     table.add_row("rows", f"{found.rows}{expected}, {found.prompts} prompts, {found.tokens} answer tokens")
     for name, lengths in (("prompt", found.prompt_lengths), ("answer", found.answer_lengths)):

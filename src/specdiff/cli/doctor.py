@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
 
 from specdiff.cli.models import print_json
+from specdiff.cli.show import folding_table
 from specdiff.doctor import Report, examine
 
 _STYLES = {"broken": "bold red", "slow": "yellow", "note": "dim"}
@@ -26,7 +26,7 @@ def doctor(
         print_json(report.to_json())
     else:
         console = Console(highlight=False)
-        table = Table(box=None, show_header=False, pad_edge=False)
+        table = folding_table()
         for key, value in rows(report):
             table.add_row(Text(key, style="bold"), Text(value))
         console.print(table)

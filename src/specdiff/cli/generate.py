@@ -19,12 +19,12 @@ from rich.table import Table
 from specdiff.bench.compare import Comparison, Method, compare, plain_loop, transformers_generate
 from specdiff.bench.tune import with_plan
 from specdiff.cli import options as o
+from specdiff.cli.models import progress_bars
 from specdiff.cli.show import print_summary, stream_to
 from specdiff.control import registry as controllers
 from specdiff.control.defaults import default_budget
-from specdiff.decoder import Generation, Settings, SpeculativeDecoder
+from specdiff.decoder import Generation, Settings, SpeculativeDecoder, load
 from specdiff.errors import InputError
-from specdiff.loading import load
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget, CausalPaths
@@ -42,6 +42,11 @@ def generate(
     shape: o.ShapeText = None,
     gamma: o.Gamma = None,
     ngram: o.Ngram = None,
+    steps: o.Steps = 1,
+    order: o.Order = "left_to_right",
+    family: o.Family = None,
+    adapter: o.Adapter = None,
+    refresh: o.Refresh = None,
     controller: o.Controller = "fixed",
     draft_temperature: o.DraftTemperature = 1.0,
     max_new_tokens: o.MaxNewTokens = 256,
@@ -92,7 +97,22 @@ def generate(
     )
     stops = StopOptions(max_new_tokens=max_new_tokens, stop_strings=stop or ())
     log = Console(stderr=True, highlight=False, quiet=as_json)
-    decoder = load(target, drafter, dtype=dtype, device=device, tf32=tf32, ngram=ngram, settings=Settings(rule=rule))
+    with progress_bars(log) as report:  # of a target that must be fetched first
+        decoder = load(
+            target,
+            drafter,
+            dtype=dtype,
+            device=device,
+            tf32=tf32,
+            ngram=ngram,
+            steps=steps,
+            order=order,
+            family=family,
+            adapter=adapter,
+            refresh=refresh,
+            settings=Settings(rule=rule),
+            progress=report,
+        )
     decoder = with_budget(
         decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy, ngram=ngram, controller=controller
     )

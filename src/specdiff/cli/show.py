@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from specdiff.decoder import Generation, Piece
@@ -42,3 +43,11 @@ def print_summary(console: Console, generation: Generation, seconds: float) -> N
         f"draft {t.draft_seconds:.2f} s, target {t.target_seconds:.2f} s, rest {t.verify_seconds:.2f} s; "
         f"rule {rules}; finished by {generation.finish.value}"
     )
+
+
+def folding_table() -> Table:
+    """A table of names and values, whose values are folded where the terminal is narrow: no hash is cut short."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table

@@ -20,8 +20,8 @@ from specdiff.cli import options as o
 from specdiff.cli.generate import read_prompts
 from specdiff.control.plan_file import plan_path, save_plan
 from specdiff.control.planner import Prediction
+from specdiff.decoder import load
 from specdiff.errors import InputError
-from specdiff.loading import load
 from specdiff.types import Shape
 
 

@@ -41,6 +41,15 @@ class EnsembleDraft(Draft):
         """The members that proposed all of ``path`` (node ids, root down); none for the empty path."""
         return self.members[path[-1]] if path else ()
 
+    def chosen(self, path: Sequence[int]) -> str:
+        """The first member that proposed all of ``path``; the ensemble where nothing was accepted, as none was chosen.
+
+        Args:
+            path: accepted node ids, root down; may be empty.
+        """
+        names = self.selected(path)
+        return names[0] if names else self.source
+
 
 class EnsembleDrafter:
     """Members that draft for the same target, in the target's tokens.

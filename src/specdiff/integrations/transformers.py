@@ -64,6 +64,7 @@ from specdiff.drafters.base import Drafter
 from specdiff.errors import InputError, UnsupportedModelError
 from specdiff.integrations.generation_config import refuse_unsupported
 from specdiff.models.target import CausalTarget
+from specdiff.processors import check_replayable
 from specdiff.records import RoundEvent
 from specdiff.sampling import SamplingOptions
 from specdiff.stopping import StopOptions
@@ -104,21 +105,6 @@ _ROW_BY_ROW = frozenset(
         TopKLogitsWarper,
         TopPLogitsWarper,
         TypicalLogitsWarper,
-    }
-)
-# These remember what they were called with before, or need a batch of another shape.
-_STATEFUL = frozenset(
-    {
-        "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-        "ClassifierFreeGuidanceLogitsProcessor",
-        "SynthIDTextWatermarkLogitsProcessor",
-        "WhisperTimeStampLogitsProcessor",
-        "WhisperNoSpeechDetection",
-        "AlternatingCodebooksLogitsProcessor",
-        "BarkEosPrioritizerLogitsProcessor",
-        "DiaClassifierFreeGuidanceLogitsProcessor",
-        "DiaEOSChannelFilterLogitsProcessor",
-        "DiaEOSDelayPatternLogitsProcessor",
     }
 )
 _PREPARED = frozenset({"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"})
@@ -368,14 +354,7 @@ class _RowCriterion(_InBatch, StoppingCriteria):
 def _row_processors(
     processors: Sequence[LogitsProcessor], input_ids: Tensor, row: int, prompt: Tensor
 ) -> list[LogitsProcessor]:
-    stateful = [type(p).__name__ for p in processors if type(p).__name__ in _STATEFUL]
-    if stateful:
-        raise InputError.of(
-            "logits_processor",
-            expected="functions of ids and scores",
-            got=stateful,
-            remedy="leave them out: a draft asks for rows in no fixed order",
-        )
+    check_replayable("logits_processor", processors)
     if input_ids.shape[0] == 1:
         return list(processors)
     return [_RowProcessor(p, input_ids, row, prompt) for p in processors]

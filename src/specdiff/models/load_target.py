@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def load_target(
         tp_plan: tensor parallelism instead, e.g. ``"auto"``; run under ``torchrun``, every rank makes the same calls.
         attn_implementation: ``"sdpa"`` or ``"eager"``; None = the best of both that the model has.
         trust_remote_code: allow Python code that comes with the checkpoint to run.
-        tf32: let CUDA round the factors of fp32 matrix products to TF32. Holds for the whole process.
+        tf32: let CUDA round the factors of fp32 matrix products to TF32. Holds for the whole process; where the
+            weights lie elsewhere, a `UserWarning` says that it has no effect.
         quantization_config: transformers' configuration, for weights to be quantised while loading. Weights that are
             stored quantised need none.
         revision: branch, tag or commit of a Hugging Face id.
@@ -86,6 +88,8 @@ def load_target(
     if flag("prepack", prepack, remedy="say whether to keep packed copies of the weights"):
         prepack_layers(model)
     target = CausalTarget(model, name=Path(source).name)
+    if tf32 and not target.info.tf32:
+        warnings.warn(f"tf32 has no effect: {target.name!r} is not on a CUDA device", stacklevel=2)
     target.self_check()
     return target, tokenizer
 

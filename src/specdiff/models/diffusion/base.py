@@ -12,6 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from specdiff.checking import integer
+from specdiff.errors import InputError
 from specdiff.models.diffusion.config import MaskedDenoiserConfig
 
 
@@ -69,3 +71,21 @@ class MaskedDenoiser(Protocol):
             InputError: ``refresh`` is below 1, or given for block-causal attention.
         """
         ...
+
+
+def check_refresh(config: MaskedDenoiserConfig, refresh: int | None) -> None:
+    """Refuse a refresh interval that means nothing for a denoiser; see `MaskedDenoiser.open`.
+
+    Raises:
+        InputError: it is below 1, or given for block-causal attention.
+    """
+    if refresh is None:
+        return
+    integer("refresh", refresh, 1, remedy="1 recomputes the prefix every round")
+    if config.attention == "block":
+        raise InputError.of(
+            "refresh",
+            expected="None for block-causal attention",
+            got=refresh,
+            remedy="leave it out: the prefix cache of this model is exact and needs no refresh",
+        )

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specdiff.errors import InputError
 from specdiff.models.cached_decoder import CachedDecoder, NewRows
-from specdiff.models.diffusion.base import Window
+from specdiff.models.diffusion.base import Window, check_refresh
 
 if TYPE_CHECKING:
     from specdiff.models.diffusion.model import DiffusionLM
@@ -45,15 +44,7 @@ class PrefixWindows:
 
     def __init__(self, model: DiffusionLM, rows: int, *, refresh: int | None = None) -> None:
         blocks = model.config.attention == "block"
-        if refresh is not None and blocks:
-            raise InputError.of(
-                "refresh",
-                expected="None for block-causal attention",
-                got=refresh,
-                remedy="leave it out: the prefix cache of this model is exact and needs no refresh",
-            )
-        if refresh is not None and refresh < 1:
-            raise InputError.of("refresh", expected="an integer >= 1", got=refresh, remedy="1 recomputes every round")
+        check_refresh(model.config, refresh)
         self._model, self._rows, self._refresh = model, rows, refresh
         self._state = [_Row() for _ in range(rows)]
         cached = blocks or (refresh is not None and refresh > 1)
