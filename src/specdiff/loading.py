@@ -103,6 +103,26 @@ def load(
     return SpeculativeDecoder(loaded, loader.load(drafter), tokenizer, settings)
 
 
+def with_drafter(
+    decoder: SpeculativeDecoder, drafter: str, *, steps: int = 1, ngram: str | Path | None = None
+) -> SpeculativeDecoder:
+    """Another drafter beside a decoder's target, which is not loaded again.
+
+    Args:
+        decoder: of `load`. drafter, steps, ngram: as for `load`.
+
+    Raises:
+        InputError: the decoder's target is not one of `load`'s, or as `load`.
+    """
+    target = decoder.target
+    if not isinstance(target, CausalTarget) or decoder.tokenizer is None:
+        raise InputError.of("decoder", expected="one made by load()", got=target.name, remedy="load a target first")
+    loader = _DrafterLoader(
+        ModelStore(), target, decoder.tokenizer, "auto", steps, "left_to_right", None, prepack=True, ngram=ngram
+    )
+    return SpeculativeDecoder(target, loader.load(drafter), decoder.tokenizer)
+
+
 def default_denoiser() -> Path:
     """Folder of the denoiser that ships with the package."""
     return Path(str(resources.files("specdiff"))) / "assets" / DEFAULT_DENOISER

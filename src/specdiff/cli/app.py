@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers.utils import logging
 
 from specdiff import __version__
-from specdiff.cli import chat, corpus, distill, doctor, generate, models, ngram, profile, tune
+from specdiff.cli import chat, corpus, distill, doctor, generate, models, ngram, profile, reason, scale, tune
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
@@ -26,6 +26,9 @@ app.command("doctor")(doctor.doctor)
 app.command("profile")(profile.profile)
 app.command("distill")(distill.distill)
 app.command("tune")(tune.tune_)
+app.command("reason")(reason.reason_)
+app.command("reason-study")(reason.reason_study)
+app.command("scale")(scale.scale)
 app.add_typer(models.app, name="models")
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(ngram.app, name="ngram")
