@@ -22,6 +22,7 @@ from specdiff.loading import load, with_drafter
 from specdiff.models.tables import embedding_table
 from specdiff.reasoning import Closing, reason
 from specdiff.sampling import SamplingOptions
+from specdiff.stopping import StopOptions
 
 _DEFAULT = Closing()
 Instruction = Annotated[str, typer.Option("--closing", help="What the target is told when its time is over.")]
@@ -56,7 +57,7 @@ def reason_(
     """Think for so many seconds, then be told to answer."""
     told = Closing(instruction=closing, opening=opening, answer_tokens=answer_tokens)
     sampling = SamplingOptions(temperature=temperature)
-    StudyOptions(budgets=(budget,), max_new_tokens=max_new_tokens, seed=seed)  # refused before anything is loaded
+    StopOptions(max_new_tokens=max_new_tokens, max_time=budget)  # refused before anything is loaded
     text = read_prompts(prompt, None, None)[0]
     decoder = load(target, drafter, dtype=dtype, device=device, ngram=ngram)
     decoder = with_budget(
@@ -192,8 +193,8 @@ def parse_method(text: str) -> tuple[str, str, dict[str, str]]:
     """
     head, *rest = text.split("@")
     name, _, drafter = head.partition("=")
-    keys = [part.partition("=")[::2] for part in rest]
-    sound = name and drafter and all(k in _KEYS and v for k, v in keys) and len(dict(keys)) == len(keys)
+    keys = {key: value for key, _, value in (part.partition("=") for part in rest)}
+    sound = name and drafter and all(k in _KEYS and v for k, v in keys.items()) and len(keys) == len(rest)
     if not sound:
         raise InputError.of(
             "--method",
@@ -201,7 +202,7 @@ def parse_method(text: str) -> tuple[str, str, dict[str, str]]:
             got=text,
             remedy="for example aligned=default@shape=best-first:16",
         )
-    return name, drafter, dict(keys)
+    return name, drafter, keys
 
 
 def _method(plain: SpeculativeDecoder, drafter: str, keys: dict[str, str], greedy: bool) -> SpeculativeDecoder:
