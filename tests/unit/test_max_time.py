@@ -1,4 +1,4 @@
-"""A limit of seconds: by the caller's clock, between rounds, and the tokens are the first ones of the unlimited text."""
+"""A limit of seconds: by the caller's clock, between rounds; the tokens are the first of the unlimited text."""
 
 from __future__ import annotations
 

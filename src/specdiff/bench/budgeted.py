@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import filelock
-import torch
 
 from specdiff import __version__
 from specdiff.bench.answers import final_number
-from specdiff.bench.tune import identity as pair_identity
+from specdiff.bench.tune import target_identity
 from specdiff.checking import integer, real
 from specdiff.corpus.writer import RowWriter, repair_tail
 from specdiff.decoder import Generation, SpeculativeDecoder
 from specdiff.errors import InputError
-from specdiff.machine import processor
 from specdiff.reasoning import Closing, close, closing_ids, thought_room
 from specdiff.records import RoundEvent
 from specdiff.sampling import SamplingOptions
@@ -129,17 +127,15 @@ def read_questions(path: Path, *, limit: int | None = None) -> list[Question]:
 def study_identity(
     methods: Mapping[str, SpeculativeDecoder], questions: Sequence[Question], options: StudyOptions
 ) -> dict[str, Any]:
-    """What rows must have in common to be compared: methods, options, questions and the machine."""
+    """What rows must have in common to be compared: methods, options, questions, and target and machine with each method."""
     digest = hashlib.sha256()
     for question in questions:
         digest.update(json.dumps(asdict(question), sort_keys=True).encode() + b"\n")
     pairs: dict[str, Any] = {}
     for name, decoder in methods.items():
-        facts: dict[str, Any] = {"target": decoder.target.name, "drafter": None}
-        if decoder.drafter is not None:
-            facts = dict(pair_identity(decoder))
         settings = decoder.settings
-        pairs[name] = facts | {
+        pairs[name] = target_identity(decoder) | {
+            "drafter": None if decoder.drafter is None else decoder.drafter.name,
             "rule": settings.rule,
             "budget": None if settings.budget is None else str(settings.budget),
             "gamma": settings.gamma,
@@ -151,9 +147,6 @@ def study_identity(
         "questions": len(questions),
         "questions_sha256": digest.hexdigest(),
         "specdiff": __version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "processor": processor(),
     }
 
 

@@ -194,7 +194,7 @@ def plot(report: StudyReport, path: Path) -> None:
         high = [max(0.0, 100 * (p.interval[1] - p.accuracy)) for p in points]
         accuracies = [100 * p.accuracy for p in points]
         left.errorbar([p.budget for p in points], accuracies, yerr=[low, high], marker="o", capsize=3, label=method)
-    left.set(xlabel="budget (s)", ylabel="accuracy (%)", xscale="log", ylim=(0, None))
+    left.set(xlabel="budget (s)", ylabel="accuracy (%)", xscale="log", ylim=(0, 100))
     budgets = list(dict.fromkeys(p.budget for p in report.points))
     left.set_xticks(budgets, [f"{b:g}" for b in budgets])
     left.minorticks_off()
@@ -211,7 +211,7 @@ def plot(report: StudyReport, path: Path) -> None:
         )
         if report.gains[0].method == "aligned" and other in PAPER_GAINS:
             right.axhline(100 * PAPER_GAINS[other], color=color, ls="--", label=f"paper at 15 s, over {other}")
-    right.set(xlabel="budget (s)", ylabel="relative gain in accuracy (%)", xscale="log")
+    right.set(xlabel="budget (s)", ylabel="relative gain in accuracy (%)", xscale="log", xlim=left.get_xlim())
     right.set_xticks(budgets, [f"{b:g}" for b in budgets])
     right.minorticks_off()
     if report.gains:
