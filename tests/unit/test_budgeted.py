@@ -148,6 +148,9 @@ def test_an_answer_is_its_first_line_that_says_anything():
     assert first_line(" \n") == ""
 
 
+BUDGETS = (5, 10)
+
+
 def row(prompt: str, method: str, *correct: bool, tokens: int = 10) -> dict:
     cuts = [
         {"budget": b, "tokens": tokens, "finished": b > 5, "correct": c} for b, c in zip((5, 10), correct, strict=True)

@@ -11,6 +11,7 @@ from specdiff.decoder import SpeculativeDecoder
 from specdiff.drafters.ngram import NgramDrafter
 from specdiff.errors import ContextOverflowError, InputError
 from specdiff.reasoning import Closing, close, closing_ids, reason
+from specdiff.sampling import SamplingOptions
 from specdiff.stopping import FinishReason
 from specdiff.testing import TableTarget
 from support.tokenizing import byte_level
@@ -61,7 +62,6 @@ def test_the_closing_is_the_templates_text_behind_the_thought():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_thought_is_the_first_part_of_the_unlimited_text_and_its_ids_are_kept(temperature):
-    from specdiff.sampling import SamplingOptions
 
     sampling, spy, told = SamplingOptions(temperature=temperature), decoder(), Closing(answer_tokens=5)
     result = reason(spy, "the fox", budget=6.0, closing=told, sampling=sampling, seed=3, clock=Ticking())

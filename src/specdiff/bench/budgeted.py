@@ -127,7 +127,7 @@ def read_questions(path: Path, *, limit: int | None = None) -> list[Question]:
 def study_identity(
     methods: Mapping[str, SpeculativeDecoder], questions: Sequence[Question], options: StudyOptions
 ) -> dict[str, Any]:
-    """What rows must have in common to be compared: methods, options, questions, and target and machine with each method."""
+    """What rows must have in common to be compared: methods (with target and machine), options and questions."""
     digest = hashlib.sha256()
     for question in questions:
         digest.update(json.dumps(asdict(question), sort_keys=True).encode() + b"\n")
