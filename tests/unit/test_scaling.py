@@ -115,6 +115,14 @@ def test_intervals_come_from_the_samples():
     assert 1.4 <= low < 1.6 < high <= 1.8
 
 
+def test_means_weigh_rounds_and_a_short_text_hides_no_position():
+    short = Sample(step=1.0, target=2.0, draft=0.0, rest=0.0, acceptance=(0.2,), weight=1)
+    long = Sample(step=3.0, target=4.0, draft=0.4, rest=0.0, acceptance=(0.6, 0.3), weight=3)
+    mean = Pair(name="a", target=1e9, drafter=1e8, samples=(short, long)).mean
+    assert (mean.step, mean.target, mean.draft, mean.weight) == pytest.approx((2.5, 3.5, 0.3, 4))
+    assert mean.acceptance == pytest.approx((0.5, 0.3))
+
+
 @pytest.mark.parametrize(
     "change", [{"gamma": 0}, {"target": 0.0}, {"drafters": [-1.0]}, {"bandwidth": 0.0}, {"assumed_beta": (1.0, 0.0)}]
 )

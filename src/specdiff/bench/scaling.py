@@ -84,20 +84,23 @@ class Pair:
 
     @property
     def mean(self) -> Sample:
-        """The samples' weighted mean; positions that not every sample reached are dropped."""
-        weights = [s.weight for s in self.samples]
-        depth = min(len(s.acceptance) for s in self.samples)
+        """The samples' weighted mean; of the acceptance at a position, over the samples whose drafts went so far."""
+        depth = max(len(s.acceptance) for s in self.samples)
 
-        def mean(values: Sequence[float]) -> float:
-            return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+        def mean(values: Sequence[float], samples: Sequence[Sample] = self.samples) -> float:
+            return sum(v * s.weight for v, s in zip(values, samples, strict=True)) / sum(s.weight for s in samples)
+
+        def accepted(j: int) -> float:
+            deep = [s for s in self.samples if len(s.acceptance) > j]
+            return mean([s.acceptance[j] for s in deep], deep)
 
         return Sample(
             step=mean([s.step for s in self.samples]),
             target=mean([s.target for s in self.samples]),
             draft=mean([s.draft for s in self.samples]),
             rest=mean([s.rest for s in self.samples]),
-            acceptance=tuple(mean([s.acceptance[j] for s in self.samples]) for j in range(depth)),
-            weight=sum(weights),
+            acceptance=tuple(accepted(j) for j in range(depth)),
+            weight=sum(s.weight for s in self.samples),
         )
 
     @property
