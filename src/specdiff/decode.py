@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -83,7 +84,7 @@ class DecodeLoop:
         target: scores drafts. drafter: proposes them; None = plain decoding by the same loop.
         rule: a verification rule, or None to let ``choose`` pick one for each draft.
         budget: what each round may draft. controller: makes each row's controller (default: always ``budget``).
-        clock: seconds, for the records; None = records carry 0.0.
+        clock: seconds, for the records and for ``max_time``; None = records carry 0.0 and time is monotonic.
         on_round: called with every round's draft, verdict and record (the papers' DraftProbCollector).
         keep_errors: a row that fails keeps its error and its neighbours go on; otherwise the error is raised.
     """
@@ -103,6 +104,7 @@ class DecodeLoop:
     ) -> None:
         self._target, self._drafter, self._rule, self._budget = target, drafter, rule, budget
         self._clock = clock or (lambda: 0.0)
+        self._stop_clock = clock or time.monotonic
         self._on_round, self._keep_errors = on_round, keep_errors
         check_drafter(drafter)
         if drafter is not None:
@@ -223,7 +225,12 @@ class DecodeLoop:
                 request.sampling, prompt_length=length, eos_ids=self._target.eos_ids, vocab_size=self._target.vocab_size
             ),
             stop=StopCheck(
-                request.stop, eos_ids=self._target.eos_ids, room=room, decode=request.decode, prompt=request.prompt
+                request.stop,
+                eos_ids=self._target.eos_ids,
+                room=room,
+                decode=request.decode,
+                prompt=request.prompt,
+                clock=self._stop_clock,
             ),
             draft_random=RandomStream(request.seed, "draft", request.index),
             verify_random=RandomStream(request.seed, "verify", request.index),
@@ -280,11 +287,11 @@ class DecodeLoop:
         tokens = tokens_of(draft.tree)
         drafted = [tokens[node] for node in verdict.path]
         kept: list[int] = []
-        for token in (*drafted, verdict.token):
+        for place, token in enumerate((*drafted, verdict.token)):
             kept.append(token)
             row.committed.append(token)
             try:
-                row.finish = row.stop.feed(token)
+                row.finish = row.stop.feed(token, ends_round=place == len(drafted))
             except SpecdiffError as error:  # the request's own tokenizer or criterion; its neighbours go on
                 self._fail(index, error)
             if row.finish is not None:

@@ -213,6 +213,7 @@ class SpeculativeDecoder:
         prompts: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int | None = None,
+        max_time: float | None = None,
         temperature: float | None = None,
         sampling: SamplingOptions | None = None,
         stop: StopOptions | None = None,
@@ -226,10 +227,12 @@ class SpeculativeDecoder:
 
         Args:
             prompts: one `Prompt` (returns one `Generation`) or a list of texts, message lists or id rows.
-            max_new_tokens, temperature: shortcuts into ``stop`` and ``sampling``.
+            max_new_tokens, max_time, temperature: shortcuts into ``stop`` and ``sampling``. Time runs from this call on
+                (from the first piece on when streaming, the reader's own time included); the tokens are the first ones
+                of the text without a limit.
             seed: with the prompt's place in the list, decides every random choice.
             chat: wrap each text as a user message in the tokenizer's chat template.
-            clock: e.g. ``time.perf_counter``; fills the records' seconds.
+            clock: e.g. ``time.perf_counter``; fills the records' seconds and measures ``max_time``.
             on_round: see `RoundEvent`. keep_errors: a failing row keeps its error, its neighbours go on.
 
         Raises:
@@ -237,7 +240,8 @@ class SpeculativeDecoder:
         """
         single, batch = as_batch(prompts)
         requests = [
-            self._request(p, i, sampling, stop, max_new_tokens, temperature, seed, chat) for i, p in enumerate(batch)
+            self._request(p, i, sampling, stop, max_new_tokens, max_time, temperature, seed, chat)
+            for i, p in enumerate(batch)
         ]
         loop = self._loop(requests, clock=clock, on_round=on_round, keep_errors=keep_errors)
         for _ in loop.run():
@@ -250,6 +254,7 @@ class SpeculativeDecoder:
         prompt: Prompt,
         *,
         max_new_tokens: int | None = None,
+        max_time: float | None = None,
         temperature: float | None = None,
         sampling: SamplingOptions | None = None,
         stop: StopOptions | None = None,
@@ -259,7 +264,7 @@ class SpeculativeDecoder:
         on_round: Callable[[RoundEvent], None] | None = None,
     ) -> Iterator[Piece]:
         """Yield a `Piece` a round; the concatenated texts equal ``generate``'s text. Arguments as for `generate`."""
-        request = self._request(prompt, 0, sampling, stop, max_new_tokens, temperature, seed, chat)
+        request = self._request(prompt, 0, sampling, stop, max_new_tokens, max_time, temperature, seed, chat)
         loop = self._loop([request], clock=clock, on_round=on_round, keep_errors=False)
         text = self._text_stream(request)
         for (commit,) in loop.run():
@@ -332,6 +337,7 @@ class SpeculativeDecoder:
         sampling: SamplingOptions | None,
         stop: StopOptions | None,
         max_new_tokens: int | None,
+        max_time: float | None,
         temperature: float | None,
         seed: int,
         chat: bool,
@@ -343,6 +349,8 @@ class SpeculativeDecoder:
             sampling = replace(sampling, temperature=temperature)
         if max_new_tokens is not None:
             stop = replace(stop, max_new_tokens=max_new_tokens)
+        if max_time is not None:
+            stop = replace(stop, max_time=max_time)
         decode = None
         if self.tokenizer is not None:  # the very text that is handed out, so that both find the same stop strings
             decode = cast(

@@ -41,7 +41,7 @@ from specdiff.models.diffusion.tokenizer import load_tokenizer
 from specdiff.models.load_target import dtype_of, load_target
 from specdiff.models.prepacked import prepack as prepack_layers
 from specdiff.models.tables import embedding_table, output_table
-from specdiff.models.target import CausalTarget
+from specdiff.models.target import CausalTarget, Target
 from specdiff.ngram.load import load_scorer
 from specdiff.ngram.mixture import InterpolatedScorer
 from specdiff.ngram.prompt import PromptScorer
@@ -121,6 +121,31 @@ def load_pair(
     )
     loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, diffusion, prepack, ngram)
     return Pair(target=loaded, drafter=loader.load(drafter), tokenizer=tokenizer)
+
+
+def load_drafter(
+    name: str,
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    steps: int = 1,
+    ngram: str | Path | None = None,
+    prepack: bool = True,
+) -> Drafter | None:
+    """A drafter for a target that is loaded already; it takes the target's dtype.
+
+    Args:
+        name, steps, ngram, prepack: as for `SpeculativeDecoder.from_pretrained`. target, tokenizer: a decoder's.
+
+    Raises:
+        InputError: the target is not a loaded model with its tokenizer (and all that `from_pretrained` raises).
+    """
+    if not isinstance(target, CausalTarget) or tokenizer is None:
+        raise InputError.of(
+            "target", expected="a loaded model and its tokenizer", got=target.name, remedy="make the decoder with load"
+        )
+    loader = _DrafterLoader(ModelStore(), target, tokenizer, "auto", DiffusionOptions(steps=steps), prepack, ngram)
+    return loader.load(name)
 
 
 def default_denoiser() -> Path:

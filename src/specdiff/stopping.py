@@ -54,7 +54,7 @@ class StopOptions:
         ignore_eos: treat the model's EOS as an ordinary token.
         criteria: ``transformers`` stopping criteria, called after every token with ids [1, L] and ``scores=None``;
             any that holds ends the text.
-        max_time: seconds after which the text ends with its next token.
+        max_time: seconds, prefill included, after which the text ends with the round in progress (at least one).
     """
 
     max_new_tokens: int = 256
@@ -174,8 +174,12 @@ class StopCheck:
         self._clock = clock
         self._deadline = math.inf if options.max_time is None else clock() + options.max_time
 
-    def feed(self, token: int) -> FinishReason | None:
+    def feed(self, token: int, *, ends_round: bool = True) -> FinishReason | None:
         """Book one token; return why the text is over, or None.
+
+        Args:
+            token: the id. ends_round: whether it is the last of those committed together; only behind such a one is the
+                clock read, so that time cuts between rounds and never through one.
 
         Raises:
             InputError: a criterion or the tokenizer raised.
@@ -189,7 +193,7 @@ class StopCheck:
             return FinishReason.STOP_STRING
         if self._options.criteria and self._any_criterion(token):
             return FinishReason.CRITERIA
-        if self._options.max_time is not None and self._clock() > self._deadline:
+        if ends_round and self._options.max_time is not None and self._clock() > self._deadline:
             return FinishReason.TIME
         return self._cut if self.remaining <= 0 else None
 

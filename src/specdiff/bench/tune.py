@@ -106,9 +106,13 @@ def identity(decoder: SpeculativeDecoder) -> dict[str, str]:
     """
     if decoder.drafter is None:
         raise InputError.of("drafter", expected="a drafter to tune", got=None, remedy="name one")
+    return {"drafter": decoder.drafter.name} | target_identity(decoder)
+
+
+def target_identity(decoder: SpeculativeDecoder) -> dict[str, str]:
+    """The part of `identity` that holds without a drafter too: the target and the machine."""
     facts = {
         "target": decoder.target.name,
-        "drafter": decoder.drafter.name,
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "processor": processor(),
