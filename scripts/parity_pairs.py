@@ -21,7 +21,7 @@ import torch
 import jsonl
 from parity import done, read
 from specdiff.bench.parity import compare_texts
-from specdiff.cli.options import parse_shape
+from specdiff.shapes import parse_shape
 from specdiff.decoder import Settings, SpeculativeDecoder
 from specdiff.drafters.base import Drafter
 from specdiff.errors import InputError, PairingError

@@ -18,7 +18,7 @@ import torch
 
 import jsonl
 from specdiff.bench.tune import identity
-from specdiff.cli.options import parse_shape
+from specdiff.shapes import parse_shape
 from specdiff.control.plan_file import load_plan
 from specdiff.control.planner import Plan
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder

@@ -12,7 +12,7 @@ import specdiff
 from specdiff.bench.compare import first_difference
 from specdiff.cli.app import app
 from specdiff.cli.generate import agreement, read_prompts
-from specdiff.cli.options import parse_shape
+from specdiff.shapes import parse_shape
 from specdiff.errors import InputError, PairingError
 from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Siblings
 from support.tiny_targets import tiny_model
