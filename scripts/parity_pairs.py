@@ -21,13 +21,13 @@ import torch
 import jsonl
 from parity import done, read
 from specdiff.bench.parity import compare_texts
-from specdiff.shapes import parse_shape
 from specdiff.decoder import Settings, SpeculativeDecoder
 from specdiff.drafters.base import Drafter
 from specdiff.errors import InputError, PairingError
 from specdiff.loading import load
 from specdiff.records import Totals
 from specdiff.sampling import SamplingOptions
+from specdiff.shapes import parse_shape
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget, Chain
 from specdiff.verify.base import check

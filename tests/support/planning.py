@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -77,19 +79,29 @@ def window(text: Text, rng: random.Random) -> Window:
         if rank == 4:
             break
         truth.append(rank)
-    nodes = [(0.0, ())]
-    for row in rows:  # all products down to the 24th best; the best nodes have the best parents
-        grown = [(s + math.log(p), (*ranks, r)) for s, ranks in nodes for r, p in enumerate(row) if len(ranks) == _d(rows, row)]
-        nodes = sorted([*nodes, *grown], reverse=True)[:25]
-    order = [ranks for _, ranks in nodes if ranks]
+    order: list[tuple[int, ...]] = []
+    scores: list[float] = []
+    heap: list[tuple[float, tuple[int, ...]]] = [(-math.log(rows[0][0]), (0,))]
+    while heap and len(order) < NODES[-1]:
+        cost, ranks = heapq.heappop(heap)
+        order.append(ranks)
+        scores.append(-cost)
+        row, rank = rows[len(ranks) - 1], ranks[-1]
+        if rank + 1 < len(row):
+            heapq.heappush(heap, (cost + math.log(row[rank] / row[rank + 1]), (*ranks[:-1], rank + 1)))
+        if len(ranks) < len(rows):
+            heapq.heappush(heap, (cost - math.log(rows[len(ranks)][0]), (*ranks, 0)))
     place = {ranks: i for i, ranks in enumerate(order)}
     parents = tuple(place[ranks[:-1]] if len(ranks) > 1 else -1 for ranks in order)
     path = [place[tuple(truth[: i + 1])] for i in range(len(truth)) if tuple(truth[: i + 1]) in place]
-    return Window(parents, tuple(s for s, ranks in nodes if ranks), tuple(path))
+    return Window(parents, tuple(scores), tuple(path))
 
 
-def _d(rows: list[list[float]], row: list[float]) -> int:
-    return next(i for i, each in enumerate(rows) if each is row)
+@functools.cache
+def windows(text: Text, count: int = 400) -> list[Window]:
+    """So many of a text; drawing one takes longer than planning a round."""
+    rng = random.Random(0)
+    return [window(text, rng) for _ in range(count)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,7 @@ def decode(
     done = drafted = rounds = 0
     time = plain = loss = worst = 0.0
     while done < tokens:
-        budget, window_ = controller.budget(tokens - done - 1), window(texts(done), rng)
+        budget, window_ = controller.budget(tokens - done - 1), rng.choice(windows(texts(done)))
         context, size = start + done, 0
         if budget is not None:
             size = _size(budget, window_)

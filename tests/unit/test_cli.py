@@ -12,8 +12,8 @@ import specdiff
 from specdiff.bench.compare import first_difference
 from specdiff.cli.app import app
 from specdiff.cli.generate import agreement, read_prompts
-from specdiff.shapes import parse_shape
 from specdiff.errors import InputError, PairingError
+from specdiff.shapes import parse_shape
 from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Siblings
 from support.tiny_targets import tiny_model
 from support.tokenizing import byte_level

@@ -24,8 +24,8 @@ class CostTable:
 
     Attributes:
         contexts: [C] committed tokens at which was measured, rising. nodes: [M] tree sizes, rising, the first 0.
-        target: [C][M] all of a round but the draft, with a tree of so many nodes: the target's pass, laws, verification,
-            compaction of the cache, records.
+        target: [C][M] all of a round but the draft, with a tree of so many nodes: the target's pass, laws,
+            verification, compaction of the cache, records.
         draft: [C] making a draft (for one-step drafters whatever its gamma: the window is fed whole).
         plain: [C] a step of plain decoding without a drafter, everything included.
     """
@@ -50,9 +50,7 @@ class CostTable:
         check_times("draft", self.draft, len(self.contexts))
         check_times("plain", self.plain, len(self.contexts), positive=True)
         if len(self.target) != len(self.contexts):
-            raise InputError.of(
-                "target", expected=f"{len(self.contexts)} rows", got=len(self.target), remedy=_AGAIN
-            )
+            raise InputError.of("target", expected=f"{len(self.contexts)} rows", got=len(self.target), remedy=_AGAIN)
         for row in self.target:
             check_times("target", row, len(self.nodes), positive=True)
 

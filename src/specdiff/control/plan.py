@@ -44,7 +44,7 @@ class Plan:
         return self.greedy if greedy else self.sampled
 
     def controller(self, *, greedy: bool) -> Callable[[Budget], Planner]:
-        """What makes a request's planner, for `specdiff.decoder.Settings`; its budget is that of the menu's first arm."""
+        """What makes a request's planner, for `specdiff.decoder.Settings`, beside the first arm's budget."""
 
         def planner(budget: Budget) -> Planner:
             return Planner(self.menu(greedy=greedy), self.opening, self.interest, self.limit)

@@ -64,9 +64,7 @@ def load_plan(path: Path, identity: Mapping[str, str]) -> Plan:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _broken(path, error) from error
     if version != FORMAT_VERSION:
-        raise InputError.of(
-            "plan", expected=f"format {FORMAT_VERSION}", got=version, remedy=_AGAIN
-        )
+        raise InputError.of("plan", expected=f"format {FORMAT_VERSION}", got=version, remedy=_AGAIN)
     differs = [k for k in sorted({*identity, *found}) if identity.get(k) != found.get(k)]
     if differs:
         raise InputError.of(

@@ -1,15 +1,15 @@
 """The planner: the draft that pays best in each round, and none where none does (beyond SpecDiff-2 and DiffuSpec).
 
-Time is counted in plain steps: a plain step costs 1 and brings 1 token. A round of setting a costs c_a and brings 1 + n_a
-tokens, n_a of them accepted drafted ones. Three rules decide.
+Time is counted in plain steps: a plain step costs 1 and brings 1 token. A round of setting a costs c_a and brings
+1 + n_a tokens, n_a of them accepted drafted ones. Three rules decide.
 
 **Which setting.** The one with the largest rate (1 + n_a) / c_a. What n_a will be is estimated from the text at hand:
 
     n_a = (sum of accepted over a's own rounds + W t m_a) / (a's own rounds + W),
     t   = (accepted in all rounds + S) / (sum of m over all rounds + S),
 
-with m_a what the setting brought on the sample texts, and t how this text compares to them: one number for all settings,
-so that a hard text makes small drafts rise against large ones before each has been tried. The past fades by the token.
+with m_a what the setting brought on the sample texts, and t how this text compares to them: one number for all
+settings, so that a hard text makes small drafts rise against large ones before each has been tried. The past fades by the token.
 
 **How many nodes**, for best-first trees, once the marginals are known: as many as make ``accepted - rate * cost``
 largest, with accepted the sum of the nodes' calibrated probabilities (`calibration`) and ``rate`` the tokens a plain step
@@ -23,7 +23,7 @@ never negative, and at any moment, whatever the text does and whatever the draft
 
     time spent <= tokens + opening + interest * plain steps     (by the cost table, in plain steps):
 
-at 128 tokens at most 1.75 + 0.012 * 128 = 3.3 plain steps, 2.6 %, are lost to drafting.
+at 128 tokens at most 2.5 + 0.0075 * 128 = 3.5 plain steps, 2.7 %, are lost to drafting.
 
 All decisions follow from what was accepted before, from the marginals before anything is drawn, and from a table
 measured beforehand. No clock is read, so the same seed still gives the same tokens; and the law of the text is untouched
@@ -39,7 +39,7 @@ from specdiff.control.calibration import Calibration, claimed
 from specdiff.control.menu import Arm, Menu
 from specdiff.types import BestFirst, Budget, Draft, Round
 
-OPENING, INTEREST, LIMIT = 1.75, 0.012, 8.0
+OPENING, INTEREST, LIMIT = 2.5, 0.0075, 8.0
 _FADE = 0.98  # of what was seen, a committed token: half of it in 34
 _OWN = 6.0  # rounds of its own that a setting's estimate from all rounds counts for (W)
 _STEADY = 4.0  # accepted tokens that the sample texts count for (S)
@@ -66,9 +66,7 @@ class Planner:
             than plain decoding.
     """
 
-    def __init__(
-        self, menu: Menu, opening: float = OPENING, interest: float = INTEREST, limit: float = LIMIT
-    ) -> None:
+    def __init__(self, menu: Menu, opening: float = OPENING, interest: float = INTEREST, limit: float = LIMIT) -> None:
         self._menu, self._interest, self._limit = menu, interest, limit
         self._account = min(opening, limit) if menu.planned.speedup > 1 else 0.0
         self._saved = 0.0  # interest since the last draft
@@ -83,6 +81,11 @@ class Planner:
     def account(self) -> float:
         """Credit in plain steps, never negative."""
         return self._account
+
+    @property
+    def choice(self) -> Arm | None:
+        """The setting of the round asked for last; None = a plain step."""
+        return None if self._choice is None else self._menu.arms[self._choice]
 
     def budget(self, room: int) -> Budget | None:
         """The budget of the next round; None where a draft does not pay."""
