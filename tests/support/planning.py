@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specdiff.control.base import Controller
+from specdiff.control.calibration import Calibration, claimed
 from specdiff.control.costs import CostTable
 from specdiff.control.menu import Arm, Menu, Prediction
 from specdiff.types import BestFirst, Budget, Draft, Round, Siblings, TokenTree, ids_tensor
@@ -104,6 +105,15 @@ def windows(text: Text, count: int = 400) -> list[Window]:
     return [window(text, rng) for _ in range(count)]
 
 
+def measured_prior(*texts: Text) -> tuple[float, ...]:
+    """Acceptance rates by claim, as tuning sees them on such texts."""
+    seen = Calibration(claimed(), weight=4, keep=1.0)
+    for text in texts:
+        for drawn in windows(text):
+            seen.observe(drawn.scores, drawn.path)
+    return tuple(seen.rates())
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Of one text: tokens, time in plain steps, time of plain decoding, rounds that drafted, and the worst loss."""
@@ -153,10 +163,7 @@ def decode(
             path=path,
         )
         step = menu.costs.step(context)
-        if budget is None:
-            spent = step
-        else:
-            spent = step * menu.cost(_arm(menu, budget), size, context)
+        spent = step if budget is None else step * menu.cost(_arm(menu, budget), size, context)
         controller.observe(record, Draft(tree, scores=scores))
         time, plain, done, rounds = time + spent, plain + step * len(path) + step, done + len(path) + 1, rounds + 1
         loss += spent / step - len(path) - 1

@@ -181,7 +181,7 @@ def test_the_setting_with_the_best_rate_and_another_where_the_text_is_harder() -
 
 
 def test_what_one_setting_shows_tells_of_the_others() -> None:
-    planner = Planner(menu_of(replace(PAIR, accepted=1.2), replace(SHORT, accepted=0.95)), opening=50.0, limit=50.0)
+    planner = Planner(menu_of(replace(PAIR, accepted=1.2), replace(SHORT, accepted=0.9)), opening=50.0, limit=50.0)
     first = planner.budget(100)
     assert first == FIXED
     draft = replace(chain_draft([0.0] * 3), scores=())

@@ -41,8 +41,7 @@ def test_a_plan_is_measured_and_decodes_the_same_text() -> None:
     assert high - low == 8  # the measurement's own growth is on both
     assert plan.greedy.costs.nodes == NODES
     row = plan.greedy.costs.target[0]
-    assert row[0] == 5.0  # a tick for each look at the clock: two of ours, four of the loop's
-    assert row[1:] == (row[1],) * (len(NODES) - 1)
+    assert row == pytest.approx([4.1] * len(NODES))  # 5 ticks a round; one is the draft's, where there is one
     assert plan.greedy.costs.plain == (5.0, 5.0)
     assert result.spread == 0
     kinds = {type(arm.budget.shape) for arm in plan.sampled.arms}

@@ -9,16 +9,17 @@ Time is counted in plain steps: a plain step costs 1 and brings 1 token. A round
     t   = (accepted in all rounds + S) / (sum of m over all rounds + S),
 
 with m_a what the setting brought on the sample texts, and t how this text compares to them: one number for all
-settings, so that a hard text makes small drafts rise against large ones before each has been tried. The past fades by the token.
+settings, so that a hard text makes small drafts rise against large ones before each has been tried. The past fades by
+the token.
 
 **How many nodes**, for best-first trees, once the marginals are known: as many as make ``accepted - rate * cost``
-largest, with accepted the sum of the nodes' calibrated probabilities (`calibration`) and ``rate`` the tokens a plain step
-that this text has brought lately, at least 1. It may be none: then the round goes on as a plain step.
+largest, with accepted the sum of the nodes' calibrated probabilities (`calibration`) and ``rate`` the tokens a plain
+step that this text has brought lately, at least 1. It may be none: then the round goes on as a plain step.
 
-**Whether to draft.** Where the best rate is above 1; and where the interest since the last draft pays for a try, so that
-a text that has become easy is found out. Both only as far as the account allows it: it opens with ``opening`` plain
-steps, each plain step adds ``interest``, each drafting round adds its tokens and takes its cost, nothing above ``limit``
-is kept, and no draft is made, no node added, that it could not pay if nothing at all were accepted. So the account is
+**Whether to draft.** Where the best rate is above 1; and where the interest since the last draft pays for a try, so
+that a text that has become easy is found out. Both only as far as the account allows it: it opens with ``opening``
+plain steps, each plain step adds ``interest``, each drafting round adds its tokens and takes its cost, nothing above
+``limit`` is kept, and no draft is made, no node added, that it could not pay if nothing at all were accepted. So the account is
 never negative, and at any moment, whatever the text does and whatever the drafter claims,
 
     time spent <= tokens + opening + interest * plain steps     (by the cost table, in plain steps):
@@ -26,8 +27,8 @@ never negative, and at any moment, whatever the text does and whatever the draft
 at 128 tokens at most 2.5 + 0.0075 * 128 = 3.5 plain steps, 2.7 %, are lost to drafting.
 
 All decisions follow from what was accepted before, from the marginals before anything is drawn, and from a table
-measured beforehand. No clock is read, so the same seed still gives the same tokens; and the law of the text is untouched
-(docs/rules.md).
+measured beforehand. No clock is read, so the same seed still gives the same tokens; and the law of the text is
+untouched (docs/rules.md).
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Planner:
         return max(1.0, (self._tokens + 4 * self._menu.planned.speedup) / (self._steps + 4))
 
     def _size(self, scores: Sequence[float]) -> int:
-        """How many of the best nodes to verify, as far as the account pays; 0 where even one costs more than it brings."""
+        """How many of the best nodes to verify, as far as the account pays; 0 where even one is not worth it."""
         assert self._choice is not None
         arm, rate = self._menu.arms[self._choice], self._rate()
         best, most = 0, -rate * self._cost(arm, 0)
