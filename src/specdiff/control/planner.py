@@ -19,8 +19,8 @@ step that this text has brought lately, at least 1. It may be none: then the rou
 **Whether to draft.** Where the best rate is above 1; and where the interest since the last draft pays for a try, so
 that a text that has become easy is found out. Both only as far as the account allows it: it opens with ``opening``
 plain steps, each plain step adds ``interest``, each drafting round adds its tokens and takes its cost, nothing above
-``limit`` is kept, and no draft is made, no node added, that it could not pay if nothing at all were accepted. So the account is
-never negative, and at any moment, whatever the text does and whatever the drafter claims,
+``limit`` is kept, and no draft is made, no node added, that it could not pay if nothing at all were accepted. So the
+account is never negative, and at any moment, whatever the text does and whatever the drafter claims,
 
     time spent <= tokens + opening + interest * plain steps     (by the cost table, in plain steps):
 
