@@ -1,7 +1,8 @@
 """The planner against the best fixed setting found by grid, data set by data set: one command, which can be stopped.
 
-For each data set and temperature, every candidate and plain decoding take turns prompt by prompt (see `shapes`). One JSON
-line a (data set, temperature, candidate, prompt) is appended to --out; a rerun continues. The table is printed at the end.
+For each data set and temperature, every candidate and plain decoding take turns prompt by prompt (see `shapes`). One
+JSON line a (data set, temperature, candidate, prompt) is appended to --out; a rerun continues. The table is printed at
+the end.
 
 usage: OMP_NUM_THREADS=1 python scripts/planner_table.py --data DIR --plan plan.json --out planner.jsonl
     (make the plan first: specdiff tune --again --check --check-dtypes bf16,fp32 --out plan.json)
@@ -42,7 +43,10 @@ LANGUAGES = (
     "请详细介绍一下茶叶的历史和泡茶的方法。",
     "日本の四季と、それぞれの季節の行事について詳しく説明してください。",
 )
-WORDS = ["anvil", "basil", "cinder", "dowry", "ember", "fjord", "gimlet", "hazel", "inkwell", "jute", "kelp", "lintel", "mortar", "nettle", "osier", "plinth", "quartz", "rivet", "sedge", "tallow", "umber", "vellum", "wicket", "yarrow", "zinc", "barge", "cleft", "drizzle", "flint", "gourd", "husk", "loom", "moss", "pewter", "rasp"]
+WORDS = (
+    "anvil basil cinder dowry ember fjord gimlet hazel inkwell jute kelp lintel mortar nettle osier plinth",
+    "quartz rivet sedge tallow umber vellum wicket yarrow zinc barge cleft drizzle flint gourd husk loom moss",
+)
 
 
 def data_sets(folder: Path, count: int) -> dict[str, list[tuple[str, str]]]:
@@ -59,7 +63,7 @@ def data_sets(folder: Path, count: int) -> dict[str, list[tuple[str, str]]]:
             if len(chosen) < count:
                 chosen.append((str(row["id"]), row["prompt"]))
     rng = random.Random(0)
-    lists = [" ".join(rng.choices(WORDS, k=40)) for _ in range(5)]
+    lists = [" ".join(rng.choices(" ".join(WORDS).split(), k=40)) for _ in range(5)]
     sets["random words"] = [
         (f"words-{i}", f"Continue this list of random words with a hundred more: {words}")
         for i, words in enumerate(lists)

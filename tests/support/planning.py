@@ -137,11 +137,10 @@ def decode(
 
     The time is that of the table, and `Outcome.worst` the largest of (time - plain time) in plain steps of its moment.
     """
-    rng = random.Random(seed)
     done = drafted = rounds = 0
     time = plain = loss = worst = 0.0
     while done < tokens:
-        budget, window_ = controller.budget(tokens - done - 1), rng.choice(windows(texts(done)))
+        budget, window_ = controller.budget(tokens - done - 1), _at(windows(texts(done)), seed, done)
         context, size = start + done, 0
         if budget is not None:
             size = _size(budget, window_)
@@ -170,6 +169,11 @@ def decode(
         worst = max(worst, loss)
         drafted += budget is not None
     return Outcome(done, time, plain, drafted, rounds, worst)
+
+
+def _at(drawn: list[Window], seed: int, place: int) -> Window:
+    """The same one at a place of a text, whoever decodes it, so that controllers are compared on equal texts."""
+    return drawn[((seed * 1_000_003 + place) * 2_654_435_761 >> 7) % len(drawn)]
 
 
 def _size(budget: Budget, drawn: Window) -> int:
