@@ -1,7 +1,8 @@
-"""Prompts for the default drafter's corpora in plain language: questions, translations, summaries, passages, instructions.
+"""Prompts for the default drafter's corpora in plain language.
 
-Writes JSON lines (``id``, ``prompt``). Questions are made of WordNet's nouns (WordNet licence), translations and passages
-of paragraphs of the Debian Administrator's Handbook (GPL-2+ or CC BY-SA 3.0), summaries of news documents (one a line),
+Writes JSON lines (``id``, ``prompt``). Questions are made of WordNet's nouns (WordNet licence), translations and
+passages of paragraphs of the Debian Administrator's Handbook (GPL-2+ or CC BY-SA 3.0), summaries of news
+documents (one a line),
 passages with a question of FOLDOC (GFDL), and instructions are what the target itself writes where its chat template
 expects the user's text (Xu et al., 2024, "Magpie"). No prompt of a test set is read.
 
@@ -27,6 +28,15 @@ from specdiff.files import write_text
 from specdiff.models.load_target import load_target
 
 PERSON, PLACE = {"18"}, {"15"}  # WordNet's lexicographer files noun.person and noun.location
+NEWS_QUESTIONS = (
+    "Where did this happen?",
+    "When did this happen?",
+    "Why did this happen?",
+    "What happened?",
+    "Who is involved?",
+)
+QUESTIONS = ("What is {}?", "Describe {}.", "What is {} used for?", "How does {} work?", "Who made {}?")
+COUNTS = {"questions": 450, "translations": 300, "summaries": 250, "passages": 300, "instructions": 1300}
 LANGUAGES = {"de-DE": "German", "fr-FR": "French", "es-ES": "Spanish"}
 
 
@@ -51,7 +61,12 @@ def noun_questions(folder: Path, rng: random.Random, count: int) -> Iterator[str
         elif named and kind in PLACE:
             forms = ("Where is {}?", "What is {} known for?", "How many people live in {}?", "When was {} founded?")
         else:
-            forms = ("What is {}?", "What is the meaning of {}?", "Where does the word {} come from?", "Who invented {}?")
+            forms = (
+                "What is {}?",
+                "What is the meaning of {}?",
+                "Where does the word {} come from?",
+                "Who invented {}?",
+            )
         yield rng.choice(forms).format(word)
         made += 1
 
@@ -99,11 +114,13 @@ def passages(book: Path, foldoc: Path, news: list[str], rng: random.Random, coun
     texts = [text for text in paragraphs(book / "en-US") if len(text.split()) >= 50]
     for index in range(count):
         if index % 3 == 0:
-            yield f"{rng.choice(news)[:1800]}\n{rng.choice(('What happened?', 'Who is involved?', 'Where did this happen?', 'When did this happen?', 'Why did this happen?'))}"
+            yield f"{rng.choice(news)[:1800]}\n{rng.choice(NEWS_QUESTIONS)}"
             continue
         head, body = rng.choice(entries)
         around = [rng.choice(texts), body] if index % 3 == 1 else [body]
-        question = rng.choice(("What is {}?", "Describe {}.", "What is {} used for?", "How does {} work?", "Who made {}?"))
+        question = rng.choice(
+            ("What is {}?", "Describe {}.", "What is {} used for?", "How does {} work?", "Who made {}?")
+        )
         yield "\n".join([*around, question.format(head)])
 
 
@@ -121,7 +138,7 @@ def instructions(name: str, count: int, seed: int) -> Iterator[str]:
         for row in out[:, ids.shape[1] :]:
             ended = bool((row == tokenizer.eos_token_id).any())
             text = tokenizer.decode(row, skip_special_tokens=True).strip()
-            if ended and 3 <= len(text.split()) and text not in seen and len(seen) < count:
+            if ended and len(text.split()) >= 3 and text not in seen and len(seen) < count:
                 seen.add(text)
                 yield text
 
@@ -133,7 +150,13 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--target", required=True)
     parser.add_argument("--seed", type=int, default=0)
-    for name, default in (("questions", 450), ("translations", 300), ("summaries", 250), ("passages", 300), ("instructions", 900)):
+    for name, default in (
+        ("questions", 450),
+        ("translations", 300),
+        ("summaries", 250),
+        ("passages", 300),
+        ("instructions", 900),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     rng = random.Random(args.seed)

@@ -17,10 +17,10 @@ import torch
 import jsonl
 from specdiff.bench.compare import transformers_generate
 from specdiff.bench.parity import compare_texts, teacher_force
-from specdiff.cli.options import parse_shape
 from specdiff.control.defaults import default_budget
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder, load
 from specdiff.sampling import SamplingOptions
+from specdiff.shapes import parse_shape
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget
 

@@ -21,12 +21,12 @@ import torch
 import jsonl
 from parity import done, read
 from specdiff.bench.parity import compare_texts
-from specdiff.cli.options import parse_shape
 from specdiff.decoder import Settings, SpeculativeDecoder, load
 from specdiff.drafters.base import Drafter
 from specdiff.errors import InputError, PairingError
 from specdiff.records import Totals
 from specdiff.sampling import SamplingOptions
+from specdiff.shapes import parse_shape
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget, Chain
 from specdiff.verify.base import check

@@ -18,11 +18,11 @@ import torch
 
 import jsonl
 from specdiff.bench.tune import identity
-from specdiff.cli.options import parse_shape
+from specdiff.control.plan import Plan
 from specdiff.control.plan_file import load_plan
-from specdiff.control.planner import Plan
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder, load
 from specdiff.sampling import SamplingOptions
+from specdiff.shapes import parse_shape
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget
 
@@ -39,7 +39,7 @@ def settings(candidate: str, gamma: int, plan: Plan | None, *, greedy: bool) -> 
     """``shape/rule/draft temperature``, optionally with ``/gamma``; or ``planner``."""
     if candidate == PLANNER:
         assert plan is not None, "--candidates planner needs --plan"
-        return Settings(budget=plan.best(greedy=greedy).budget, controller=plan.controller)
+        return Settings(budget=plan.menu(greedy=greedy).arms[0].budget, controller=plan.controller(greedy=greedy))
     shape, rule, temperature, *rest = candidate.split("/")
     budget = Budget(gamma=int(rest[0]) if rest else gamma, shape=parse_shape(shape), temperature=float(temperature))
     return Settings(rule=rule, budget=budget)

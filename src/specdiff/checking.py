@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from specdiff.errors import InputError
+
+T = TypeVar("T")
 
 
 def real(name: str, value: object, holds: Callable[[float], bool], *, expected: str, remedy: str) -> float:
@@ -46,6 +49,17 @@ def flag(name: str, value: object, *, remedy: str) -> bool:
     if not isinstance(value, bool):
         raise InputError.of(name, expected="True or False", got=value, remedy=remedy)
     return value
+
+
+def one_of(name: str, value: object, choices: Mapping[str, T], *, remedy: str) -> T:
+    """Return what a registry holds under ``value``.
+
+    Raises:
+        InputError: it holds nothing of that name; the message lists all names.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InputError.of(name, expected="one of " + ", ".join(choices), got=value, remedy=remedy)
+    return choices[value]
 
 
 def optional(name: str, value: object, kind: type, *, remedy: str) -> None:

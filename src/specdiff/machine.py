@@ -27,3 +27,11 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         return next((row[1].strip() for row in rows if row[0].startswith("model name") and len(row) > 1), name)
     except OSError:
         return name
+
+
+def load() -> float | None:
+    """How many processes ran or waited for a processor in the last minute, on average; None where it is not told."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None

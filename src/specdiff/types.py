@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdiff.checking import callable_or_none, integer, real, sequence
+from specdiff.checking import callable_or_none, flag, integer, real, sequence
 from specdiff.errors import InputError
 
 
@@ -109,7 +109,7 @@ class Draft:
         source: name of the drafter. See `chosen` for whose path it was in an ensemble.
         scores: log of the drafter's own probability of the path down to each node, where it knows it; else empty.
         generated: tokens before the first EOS of the raw argmax draft (the window's length where it has none); None
-            where the drafter does not know.
+            where the drafter does not know, or was not asked (`Budget.raw_length`).
     """
 
     tree: TokenTree
@@ -229,11 +229,14 @@ class Budget:
         gamma: largest depth.
         shape: how marginals become a tree.
         temperature: draft temperature (> 0), separate from the target's.
+        raw_length: whether drafts shall say how long the raw draft is (`Draft.generated`), which costs a pass over the
+            marginals; path search knows it anyway.
     """
 
     gamma: int
     shape: Shape
     temperature: float = 1.0
+    raw_length: bool = False
 
     def validate(self) -> None:
         """Refuse numbers that mean nothing.
@@ -266,6 +269,7 @@ class Budget:
             expected="a finite number > 0",
             remedy="use a best-first tree for argmax drafts",
         )
+        flag("raw_length", self.raw_length, remedy="say whether drafts tell the raw draft's length")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,17 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from scipy.stats import chi2
 from torch import Tensor
 
+from specdiff.control.adaptive_length import AdaptiveLength, LengthRule
+from specdiff.control.base import Controller, FixedBudget
+from specdiff.control.costs import CostTable
+from specdiff.control.menu import Arm, Menu, Prediction
+from specdiff.control.planner import Planner
 from specdiff.decode import DecodeLoop, Request
 from specdiff.drafters.base import Drafter, DraftRequest
 from specdiff.drafters.marginal import MarginalDrafter
@@ -61,11 +66,28 @@ def sampled_chain(request: DraftRequest) -> list[int]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A drafter and the shape it is asked for."""
+    """A drafter, the shape it is asked for, and who sizes its drafts (``mixed``: shapes of several provenances)."""
 
     make: Callable[[], Drafter]
     shape: Shape
     branches: bool
+    controller: Callable[[Budget], Controller] = FixedBudget
+    mixed: bool = False
+
+
+def adaptive(budget: Budget) -> Controller:
+    """Depths that follow what was accepted, from 1 on."""
+    return AdaptiveLength(budget, LengthRule(k_min=1, k_max=budget.gamma, delta=1))
+
+
+def planned(budget: Budget) -> Controller:
+    """A planner that has reason to change between a chain, siblings, a sized tree and plain steps within a text."""
+    table = CostTable(contexts=(1,), nodes=(0, 7), target=((1.0, 1.3),), draft=(0.2,), plain=(1.0,))
+    arms = [Arm(budget=replace(budget, shape=BestFirst(7)), accepted=0.75, nodes=4.0)]
+    for shape, accepted, seconds in ((Siblings((2, 2, 1, 1, 1)), 0.8, 1.5), (Chain(), 0.65, 1.35)):
+        arms.append(Arm(budget=replace(budget, shape=shape), accepted=accepted, nodes=3.0, seconds=(seconds,)))
+    menu = Menu(costs=table, arms=tuple(arms), planned=Prediction(tau=1.8, speedup=1.2, nodes=4.0))
+    return Planner(menu, opening=1.0, interest=0.3)
 
 
 KINDS = {
@@ -77,6 +99,9 @@ KINDS = {
     "scripted with q": Kind(lambda: ScriptedDrafter(sampled_chain, vocab_size=V, q=Q), Chain(), False),
     "paths": Kind(searched, CausalPaths(keep=3), True),
     "one path": Kind(searched, CausalPaths(), False),
+    "adaptive paths": Kind(searched, CausalPaths(keep=3), True, adaptive),
+    "adaptive siblings": Kind(marginals, Siblings((2, 2, 1, 1, 1)), True, adaptive),
+    "planner": Kind(marginals, BestFirst(7), True, planned, mixed=True),
 }
 
 
@@ -86,7 +111,7 @@ def exact_pairs() -> Iterator[tuple[str, str]]:
         provenance = kind.make().provenance(Budget(gamma=1, shape=kind.shape))
         for rule in RULES.values():
             fits = provenance in rule.exact_for and not (rule.needs_chain and kind.branches)
-            if fits and not rule.greedy_only:
+            if fits and not rule.greedy_only and not kind.mixed:
                 yield name, rule.name
         yield name, "auto"
 
@@ -103,9 +128,12 @@ def run(
     *,
     seed: int = 0,
     batch: int = 2000,
+    controller: Callable[[Budget], Controller] = FixedBudget,
 ) -> Tensor:
     """Tokens [sequences, new] of the loop."""
     new = max(3, budget.gamma + 1)  # as long as the draft and the extra token, so that gamma is not cut
+    if controller is not FixedBudget:
+        new += 4  # controllers act from the second round on
     stop = StopOptions(max_new_tokens=new)
     texts: list[list[int]] = []
     # no records for autograd; the loop leaves no cycles, and a collection would walk all that torch holds
@@ -115,7 +143,7 @@ def run(
                 Request(prompt=PROMPT, sampling=sampling, stop=stop, seed=seed, index=i)
                 for i in range(first, min(first + batch, sequences))
             ]
-            loop = DecodeLoop(TARGET, drafter, requests, budget=budget, rule=rule)
+            loop = DecodeLoop(TARGET, drafter, requests, budget=budget, rule=rule, controller=controller)
             for _ in loop.run():
                 pass
             texts += [row.new_tokens for row in loop.rows]
@@ -190,7 +218,8 @@ class Case:
         budget = Budget(gamma=self.gamma, shape=KINDS[self.kind].shape, temperature=0.8)
         rule = None if self.rule == "auto" else RULES[self.rule]
         sampling = SamplingOptions(temperature=self.temperature)
-        tokens = run(KINDS[self.kind].make(), budget, rule, sampling, sequences, seed=self.seed)
+        kind = KINDS[self.kind]
+        tokens = run(kind.make(), budget, rule, sampling, sequences, seed=self.seed, controller=kind.controller)
         return check(tokens, self.temperature)
 
 

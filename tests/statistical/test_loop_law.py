@@ -21,7 +21,7 @@ from specdiff.drafters.base import Drafter, DraftRequest
 from specdiff.randomness import Random
 from specdiff.sampling import LawBuilder, SamplingOptions
 from specdiff.testing import ScriptedDrafter
-from specdiff.types import Budget, Chain, Draft, Extra, Provenance, Siblings, TokenTree, Verdict
+from specdiff.types import BestFirst, Budget, Chain, Draft, Extra, Provenance, Round, Siblings, TokenTree, Verdict
 from specdiff.verify.base import Rule, TargetLaw, acceptance, dense_q
 from specdiff.verify.registry import RULES
 from statistical.law import (
@@ -107,6 +107,27 @@ def test_pairs_cover_every_rule_and_every_kind() -> None:
     assert {rule for _, rule in PAIRS} == {r.name for r in RULES.values() if not r.greedy_only} | {"auto"}
     assert {kind for kind, _ in PAIRS} == set(KINDS)
     assert {(case.gamma, case.temperature) for case in QUICK} == set(itertools.product(GAMMAS, TEMPERATURES))
+
+
+def test_the_planner_of_the_law_changes_between_all_its_settings() -> None:
+    """Else its law would be that of one shape."""
+    shapes: set[str] = set()
+
+    class Watched:
+        def __init__(self, budget: Budget) -> None:
+            self._inner = KINDS["planner"].controller(budget)
+
+        def budget(self, room: int) -> Budget | None:
+            wish = self._inner.budget(room)
+            shapes.add("plain" if wish is None else type(wish.shape).__name__)
+            return wish
+
+        def observe(self, record: Round, draft: Draft) -> None:
+            self._inner.observe(record, draft)
+
+    budget = Budget(gamma=3, shape=BestFirst(7), temperature=0.8)
+    run(marginals(), budget, None, SamplingOptions(temperature=1.0), 200, controller=Watched)
+    assert shapes == {"plain", "BestFirst", "Siblings", "Chain"}
 
 
 def test_law_under_processors() -> None:

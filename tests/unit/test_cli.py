@@ -16,9 +16,9 @@ import specdiff
 from specdiff.bench.compare import first_difference
 from specdiff.cli.app import Commands, app
 from specdiff.cli.generate import agreement, read_prompts
-from specdiff.cli.options import parse_shape
 from specdiff.cli.show import folding_table
 from specdiff.errors import InputError, PairingError
+from specdiff.shapes import parse_shape
 from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Samples, Siblings
 from support.tiny_targets import tiny_model
 from support.tokenizing import byte_level
@@ -180,13 +180,40 @@ def test_a_plan_is_measured_kept_and_used(target, tmp_path: Path, monkeypatch: p
     assert tuned.exit_code == 0, tuned.output
     report = json.loads(tuned.stdout)
     assert Path(report["path"]).parent == tmp_path / "plans"
+    kept = Path(report["path"]).read_bytes()
+    shown = json.loads(run("tune", target, "ngram", "--file", str(prompts), "--json").stdout)
+    assert shown["seconds"] is None  # the plan that is there, not another one
+    assert Path(report["path"]).read_bytes() == kept
     planned = json.loads(generate(target, "--controller", "planner", "--json", "The quick").stdout)
     fixed = json.loads(generate(target, "--json", "The quick").stdout)
     assert planned["tokens"] == fixed["tokens"]
     beside = generate(target, "--controller", "planner", "--gamma", "2", "The quick")
     assert isinstance(beside.exception, InputError)
-    for bad in (("-t", "0"), ("-n", "1")):
+    for bad in (("-t", "0"), ("-n", "1"), ("--check-dtypes", "fp32")):
         assert isinstance(run("tune", target, "ngram", *bad).exception, InputError)
+
+
+def test_a_foreign_plan_is_explained_and_measured_again_where_asked(target, tmp_path: Path):
+    prompts, plan = tmp_path / "prompts.txt", tmp_path / "plan.json"
+    prompts.write_text("one two one two\n", encoding="utf-8")
+    arguments = ("tune", target, "ngram", "--file", str(prompts), "-n", "8", "--out", str(plan), "--json")
+    assert run(*arguments).exit_code == 0
+    foreign = json.loads(plan.read_text())
+    foreign["identity"]["processor"] = "another one"
+    plan.write_text(json.dumps(foreign), encoding="utf-8")
+    for refused in (run(*arguments), generate(target, "--controller", f"planner:{plan}", "The quick")):
+        assert isinstance(refused.exception, InputError)
+        assert "processor 'another one'" in str(refused.exception)
+        assert "specdiff tune --again" in str(refused.exception)
+    again = run(*arguments, "--again", "--check")
+    assert again.exit_code == 0, again.output
+    report = json.loads(again.stdout)
+    assert [c["temperature"] for c in report["checks"]] == [0.0, 1.0]
+    for check in report["checks"]:
+        assert check["tau_ratio"] == pytest.approx(check["tau"] / check["predicted"]["tau"])
+        assert check["speedup_ratio"] == pytest.approx(check["speedup"] / check["predicted"]["speedup"])
+        assert check["speedup_over_fastest"] <= check["speedup"]
+    assert json.loads(plan.read_text())["identity"] != foreign["identity"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -211,15 +212,18 @@ def test_the_drafter_builds_fixed_paths() -> None:
     assert (draft.provenance, draft.source, draft.generated) == (Provenance.FIXED, "table-marginals", wanted.generated)
 
 
-def test_every_shape_tells_the_length_of_the_raw_draft() -> None:
+def test_every_shape_tells_the_length_of_the_raw_draft_where_it_is_asked() -> None:
     best = SOURCE.table[2].argmax(-1).tolist()
     shapes = (Chain(), Samples(2), Siblings((2, 1)), BestFirst(5), CausalPaths(), CausalPaths(weight=1))
     for shape in shapes:
-        request = [ask([1, 2], shape)]
+        plain = ask([1, 2], shape)
+        request = [replace(plain, budget=replace(plain.budget, raw_length=True))]
         known = MarginalDrafter(SOURCE, scorer=HashScorer(), eos_ids=(best[1],)).open(1).propose(request)
         none = MarginalDrafter(SOURCE, scorer=HashScorer(), eos_ids=()).open(1).propose(request)
         unknown = MarginalDrafter(SOURCE, scorer=HashScorer()).open(1).propose(request)
         assert [d.generated for d in (*known, *none, *unknown)] == [best.index(best[1]), 4, None]
+        (silent,) = MarginalDrafter(SOURCE, scorer=HashScorer(), eos_ids=(best[1],)).open(1).propose([plain])
+        assert silent.generated is None or isinstance(shape, CausalPaths)
 
 
 def test_a_scorer_is_needed_below_weight_one() -> None:

@@ -11,10 +11,11 @@ import pytest
 from specdiff.bench.scaling import Line, Model, Pair, Sample, fit, fit_line, hold_out, miss_rates, project
 from specdiff.bench.scaling_inputs import geometric, plan_samples, read_pairs
 from specdiff.control.costs import CostTable
+from specdiff.control.menu import Arm, Menu, Prediction
+from specdiff.control.plan import Plan
 from specdiff.control.plan_file import save_plan
-from specdiff.control.planner import Plan, Prediction
 from specdiff.errors import InputError
-from specdiff.types import Budget, Chain
+from specdiff.types import BestFirst, Budget
 
 
 def pair(name: str, target: float, drafter: float, *acceptance: float, rest: float = 0.0) -> Pair:
@@ -145,13 +146,14 @@ def test_pairs_are_read_from_plans_and_rows(tmp_path: Path):
         nodes=(0, 4),
         target=((1.0, 2.0), (1.0, 3.0)),
         draft=(0.5, 0.6),
-        rest=(0.1, 0.2),
         plain=(1.1, 1.2),
     )
-    best = Prediction(budget=Budget(gamma=2, shape=Chain()), tau=1.75, speedup=1.0, nodes=2.0)
-    save_plan(tmp_path / "plan.json", Plan(costs=costs, greedy=best, sampled=best), {})
+    arm = Arm(budget=Budget(gamma=2, shape=BestFirst(4)), accepted=0.75, nodes=2.0)
+    best = Prediction(tau=1.75, speedup=1.0, nodes=2.0)
+    menu = Menu(costs=costs, prior=PRIOR, arms=(arm,), planned=best, fixed=())
+    save_plan(tmp_path / "plan.json", Plan(greedy=menu, sampled=menu), {})
     one, two = plan_samples(tmp_path / "plan.json", greedy=True)
-    assert (one.step, one.draft, one.rest, two.rest) == (1.1, 0.5, 0.1, 0.2)
+    assert (one.step, one.draft, one.rest, two.rest) == (1.1, 0.5, 0.0, 0.0)
     assert (one.target, two.target) == pytest.approx((1.5, 2.0))
     assert one.acceptance == pytest.approx((0.5, 0.25))
     times = {"target_seconds": 6.0, "draft_seconds": 3.0, "verify_seconds": 1.0}

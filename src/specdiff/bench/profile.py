@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from specdiff.decoder import Generation, SpeculativeDecoder
+from specdiff.drafters import marginal
 from specdiff.errors import InputError
 from specdiff.records import Totals
 from specdiff.sampling import SamplingOptions
@@ -23,6 +24,8 @@ from specdiff.stopping import StopOptions
 
 Part = tuple[object, str]
 """Something that is called in a pass: an object and the name of its method, e.g. ``(model, "forward")``."""
+
+_SEARCH: Part = (marginal, "causal_paths")
 
 
 @dataclass
@@ -38,7 +41,8 @@ class Profile:
     """Time of all decode rounds, prefill included in neither figure.
 
     Attributes:
-        rounds: decode rounds. total, target, drafter: seconds. target_calls, drafter_calls: forward passes.
+        rounds: decode rounds. total, target, drafter: seconds. search: seconds of path search, part of neither.
+        target_calls, drafter_calls: forward passes.
         totals: what the records say.
     """
 
@@ -46,6 +50,7 @@ class Profile:
     total: float
     target: float
     drafter: float
+    search: float
     target_calls: int
     drafter_calls: int
     totals: Totals
@@ -72,13 +77,17 @@ def _watched(parts: Sequence[Part]) -> Iterator[_Watch]:
 
         return wrapper
 
+    own = [vars(owner).get(name) for owner, name in parts]  # None: the class has it, an object's own hides it
     for index, (owner, name) in enumerate(parts):
         setattr(owner, name, timed(getattr(owner, name), index == 0))
     try:
         yield watch
     finally:
-        for owner, name in parts:
-            delattr(owner, name)  # the class's own method shows again
+        for (owner, name), value in zip(parts, own, strict=True):
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 def profile(
@@ -100,16 +109,16 @@ def profile(
     """
     if not prompts:
         raise InputError.of("prompts", expected="at least one", got=0, remedy="give a prompt")
-    total = target = drafter = 0.0
+    total = target = drafter = search = 0.0
     calls = [0, 0]
     generations: list[Generation] = []
     warm = decoder.generate(prompts[0], sampling=sampling, stop=StopOptions(max_new_tokens=8))
     assert isinstance(warm, Generation)
     for prompt in prompts:
-        with _watched(target_parts) as t, _watched(drafter_parts) as d:
+        with _watched(target_parts) as t, _watched(drafter_parts) as d, _watched([_SEARCH]) as s:
             pieces = decoder.stream(prompt, sampling=sampling, stop=stop)
             next(pieces)  # prefill of both models, and the first round
-            began, before = time.perf_counter(), (t.seconds, d.seconds, t.calls, d.calls)
+            began, before = time.perf_counter(), (t.seconds, d.seconds, t.calls, d.calls, s.seconds)
             last = None
             for piece in pieces:
                 last = piece.generation or last
@@ -118,6 +127,7 @@ def profile(
             drafter += d.seconds - before[1]
             calls[0] += t.calls - before[2]
             calls[1] += d.calls - before[3]
+            search += s.seconds - before[4]
         if last is not None:
             generations.append(last)
     rounds = [r for g in generations for r in g.rounds[1:]]
@@ -126,6 +136,7 @@ def profile(
         total=total,
         target=target,
         drafter=drafter,
+        search=search,
         target_calls=calls[0],
         drafter_calls=calls[1],
         totals=Totals.of(rounds),

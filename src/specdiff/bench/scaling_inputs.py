@@ -66,16 +66,17 @@ def _pair(entry: Mapping[str, Any], folder: Path, greedy: bool) -> Pair:
 
 
 def plan_samples(path: Path, *, greedy: bool) -> list[Sample]:
-    """One sample a context of a plan's costs, at its setting's mean nodes, gamma and tau.
+    """One sample a context of a plan's costs, at the planner's mean nodes and tau over the longest gamma it may use.
 
     Raises:
         InputError: it is no plan.
     """
     data = _json(path, path.read_text if path.is_file() else None)
     try:
-        costs = CostTable.from_dict(data["costs"])
-        setting = data["greedy" if greedy else "sampled"]
-        nodes, acceptance = round(setting["nodes"]), geometric(setting["tau"], setting["gamma"])
+        menu = data["greedy" if greedy else "sampled"]
+        costs, planned = CostTable.from_dict(menu["costs"]), menu["planned"]
+        gamma = max(arm["gamma"] for arm in menu["arms"])
+        nodes, acceptance = round(planned["nodes"]), geometric(planned["tau"], gamma)
     except InputError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -83,12 +84,12 @@ def plan_samples(path: Path, *, greedy: bool) -> list[Sample]:
     return [
         Sample(
             step=step,
-            target=costs.scoring(nodes, context) - rest,
+            target=costs.scoring(nodes, context),
             draft=draft,
-            rest=rest,
+            rest=0.0,  # a plan's target times hold it
             acceptance=acceptance,
         )
-        for context, step, draft, rest in zip(costs.contexts, costs.plain, costs.draft, costs.rest, strict=True)
+        for context, step, draft in zip(costs.contexts, costs.plain, costs.draft, strict=True)
     ]
 
 

@@ -26,6 +26,7 @@ from specdiff.control.defaults import default_budget
 from specdiff.decoder import Generation, Settings, SpeculativeDecoder, load
 from specdiff.errors import InputError
 from specdiff.sampling import SamplingOptions
+from specdiff.shapes import parse_shape
 from specdiff.stopping import StopOptions
 from specdiff.types import Budget, CausalPaths
 
@@ -128,7 +129,7 @@ def generate(
                 generation = stream_to(out, pieces)
                 print_summary(log, generation, time.perf_counter() - began)
     if compare_:
-        baselines = _baselines(decoder, target, compare_dtypes, sampling, stops, seed, device)
+        baselines = plain_baselines(decoder, target, compare_dtypes, sampling, stops, seed, device)
         ids = [decoder.encode(p, chat=chat) for p in prompts]
         with Progress(console=log, transient=True) as bar:
             task = bar.add_task("comparing with plain decoding", total=len(ids))
@@ -178,7 +179,7 @@ def with_budget(
         for name in (n for n, given in asked.items() if given):
             raise InputError.of(name, expected="a drafter", got="--drafter none", remedy="leave one of them out")
     base = default_budget(decoder.drafter, greedy=greedy, gamma=gamma)
-    chosen = o.parse_shape(shape) if shape else base.shape
+    chosen = parse_shape(shape) if shape else base.shape
     if ngram is not None and not (isinstance(chosen, CausalPaths) and chosen.weight < 1):
         raise InputError.of(
             "--ngram", expected="--shape paths of weight < 1 beside it", got=shape, remedy="add --shape paths:3"
@@ -239,7 +240,7 @@ def to_json(index: int, prompt: str, generation: Generation, seconds: float) -> 
     }
 
 
-def _baselines(
+def plain_baselines(
     decoder: SpeculativeDecoder,
     target: str,
     dtypes: str | None,
@@ -248,6 +249,7 @@ def _baselines(
     seed: int,
     device: str | None,
 ) -> dict[str, Method]:
+    """Plain decoding by our loop and by transformers, in the decoder's dtype and in those named (``bf16,fp32``)."""
     methods: dict[str, Method] = {}
     plain = SpeculativeDecoder(decoder.target, None, decoder.tokenizer)
     for dtype in [None, *(dtypes or "").split(",")] if dtypes else [None]:

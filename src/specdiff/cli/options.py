@@ -1,13 +1,10 @@
-"""Options that several commands share, and how their text becomes settings."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
-
-from specdiff.errors import InputError
-from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Shape, Siblings
 
 Target = Annotated[str, typer.Option("--target", help="Catalog name, local folder, or Hugging Face id.")]
 Drafter = Annotated[
@@ -69,48 +66,3 @@ Seed = Annotated[int, typer.Option("--seed")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...; default the best one.")]
 Tf32 = Annotated[bool, typer.Option("--tf32", help="Allow TF32 matrix products on CUDA (recorded; off by default).")]
-
-
-def parse_shape(text: str) -> Shape:
-    """Read a draft shape.
-
-    Raises:
-        InputError: the text is none of the five forms, or a value is out of range.
-    """
-    kind, _, value = text.partition(":")
-    try:
-        if kind == "chain" and not value:
-            return Chain()
-        if kind == "samples":
-            return Samples(int(value))
-        if kind == "siblings":
-            return Siblings(tuple(int(w) for w in value.split(",")))
-        if kind == "best-first":
-            return BestFirst(int(value))
-        if kind == "paths":
-            return _paths(value)
-    except InputError:
-        raise
-    except ValueError:
-        pass
-    raise InputError.of(
-        "shape",
-        expected="chain, samples:K, siblings:W1,W2,..., best-first:NODES or paths:KEEP",
-        got=text,
-        remedy="for example --shape best-first:24",
-    )
-
-
-def _paths(text: str) -> CausalPaths:
-    """Read ``KEEP,beam=B,mass=M,cap=C,weight=W``, each part optional; the beam is as wide as KEEP at least."""
-    first, *rest = text.split(",")
-    if "=" in first:
-        first, rest = "", [first, *rest]
-    given = dict(part.split("=") for part in rest)
-    keep = int(first) if first else 1
-    beam = int(given.pop("beam", max(CausalPaths.beam, keep)))
-    cap = int(given.pop("cap", CausalPaths.cap))
-    mass, weight = float(given.pop("mass", CausalPaths.mass)), float(given.pop("weight", CausalPaths.weight))
-    if given:
-        raise ValueError(given)
-    return CausalPaths(beam=beam, keep=keep, mass=mass, cap=cap, weight=weight)

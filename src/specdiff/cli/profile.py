@@ -81,6 +81,7 @@ def profile(
         "target_ms": 1e3 * result.target / rounds,
         "drafter_ms": 1e3 * result.drafter / rounds,
         "rest_percent": 100 * result.rest,
+        "path_search_percent": 100 * result.search / result.total,
         "target_passes_a_round": result.target_calls / rounds,
         "drafter_passes_a_round": result.drafter_calls / rounds,
     }

@@ -97,7 +97,7 @@ class AdaptiveLength:
     def budget(self, room: int) -> Budget | None:
         """The budget with gamma = k, cut to ``room``; None when there is no room for a draft."""
         self._asked = max(0, min(self._length, room))
-        return replace(self._budget, gamma=self._asked) if self._asked else None
+        return replace(self._budget, gamma=self._asked, raw_length=True) if self._asked else None
 
     def observe(self, record: Round, draft: Draft) -> None:
         """Average what was generated and accepted; choose the next length."""

@@ -10,10 +10,12 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import cast
 
 from specdiff.errors import InputError
+
+_AGAIN = "measure again: specdiff tune --again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +24,16 @@ class CostTable:
 
     Attributes:
         contexts: [C] committed tokens at which was measured, rising. nodes: [M] tree sizes, rising, the first 0.
-        target: [C][M] a target pass over the last token and so many nodes.
+        target: [C][M] all of a round but the draft, with a tree of so many nodes: the target's pass, laws,
+            verification, compaction of the cache, records.
         draft: [C] making a draft (for one-step drafters whatever its gamma: the window is fed whole).
-        rest: [C] everything else of a round: laws, verification, records.
-        plain: [C] a step of plain decoding, everything included.
+        plain: [C] a step of plain decoding without a drafter, everything included.
     """
 
     contexts: tuple[int, ...]
     nodes: tuple[int, ...]
     target: tuple[tuple[float, ...], ...]
     draft: tuple[float, ...]
-    rest: tuple[float, ...]
     plain: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -43,43 +44,36 @@ class CostTable:
         """
         for name, axis, first in (("contexts", self.contexts, 1), ("nodes", self.nodes, 0)):
             if not axis or any(b <= a for a, b in itertools.pairwise(axis)) or axis[0] < first:
-                raise InputError.of(
-                    name, expected=f"rising integers from {first} on", got=axis, remedy="measure again: specdiff tune"
-                )
+                raise InputError.of(name, expected=f"rising integers from {first} on", got=axis, remedy=_AGAIN)
         if self.nodes[0] != 0:
-            raise InputError.of(
-                "nodes", expected="a first entry of 0 (no draft)", got=self.nodes, remedy="measure again: specdiff tune"
-            )
-        rows = {"draft": self.draft, "rest": self.rest, "plain": self.plain}
-        for name, row in rows.items():
-            _check_times(name, row, len(self.contexts), positive=name == "plain")
+            raise InputError.of("nodes", expected="a first entry of 0 (no draft)", got=self.nodes, remedy=_AGAIN)
+        check_times("draft", self.draft, len(self.contexts))
+        check_times("plain", self.plain, len(self.contexts), positive=True)
         if len(self.target) != len(self.contexts):
-            raise InputError.of(
-                "target",
-                expected=f"{len(self.contexts)} rows",
-                got=len(self.target),
-                remedy="measure again: specdiff tune",
-            )
+            raise InputError.of("target", expected=f"{len(self.contexts)} rows", got=len(self.target), remedy=_AGAIN)
         for row in self.target:
-            _check_times("target", row, len(self.nodes), positive=True)
+            check_times("target", row, len(self.nodes), positive=True)
 
-    def round(self, nodes: int, context: int, *, drafted: bool = True) -> float:
+    def round(self, nodes: float, context: int, *, drafted: bool = True) -> float:
         """Seconds of a round with a tree of ``nodes`` nodes after ``context`` committed tokens."""
-        draft = _between(self.contexts, self.draft, context) if drafted else 0.0
+        draft = self.at(self.draft, context) if drafted else 0.0
         return draft + self.scoring(nodes, context)
 
-    def scoring(self, nodes: int, context: int) -> float:
+    def scoring(self, nodes: float, context: int) -> float:
         """The same without the draft: what is still to pay once the marginals are known."""
-        row = [_between(self.nodes, at, nodes) for at in self.target]
-        return _between(self.contexts, row, context) + _between(self.contexts, self.rest, context)
+        return self.at([_between(self.nodes, row, nodes) for row in self.target], context)
 
     def step(self, context: int) -> float:
         """Seconds of a plain step."""
-        return _between(self.contexts, self.plain, context)
+        return self.at(self.plain, context)
+
+    def at(self, seconds: Sequence[float], context: int) -> float:
+        """Read off a row [C] of seconds by context."""
+        return _between(self.contexts, seconds, context)
 
     def to_dict(self) -> dict[str, object]:
         """JSON form."""
-        return {name: getattr(self, name) for name in ("contexts", "nodes", "target", "draft", "rest", "plain")}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_dict(cls, data: dict[str, object]) -> CostTable:
@@ -89,20 +83,38 @@ class CostTable:
             InputError: a field is missing or of a wrong kind.
         """
         try:
-            lists = {name: cast("Sequence[float]", data[name]) for name in ("draft", "rest", "plain")}
-            contexts, nodes = (
-                tuple(int(v) for v in cast("Sequence[int]", data[name])) for name in ("contexts", "nodes")
-            )
+            contexts, nodes = (tuple(int(v) for v in cast("Sequence[int]", data[n])) for n in ("contexts", "nodes"))
             target = tuple(tuple(float(v) for v in row) for row in cast("Sequence[Sequence[float]]", data["target"]))
-            draft, rest, plain = (tuple(float(v) for v in row) for row in lists.values())
-            return cls(contexts=contexts, nodes=nodes, target=target, draft=draft, rest=rest, plain=plain)
+            draft, plain = (tuple(float(v) for v in cast("Sequence[float]", data[n])) for n in ("draft", "plain"))
+            return cls(contexts=contexts, nodes=nodes, target=target, draft=draft, plain=plain)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(
-                f"cost table: expected contexts, nodes, target, draft, rest and plain, got {error!r}; "
-                "measure again: specdiff tune"
+                f"cost table: expected contexts, nodes, target, draft and plain, got {error!r}; {_AGAIN}"
             ) from error
+
+
+def check_times(name: str, row: Sequence[float], length: int, *, positive: bool = False) -> None:
+    """Refuse what is no row of so many times in seconds.
+
+    Raises:
+        InputError: naming the row.
+    """
+    if len(row) != length or any(not math.isfinite(v) or v < 0 or (positive and v == 0) for v in row):
+        raise InputError.of(name, expected=f"{length} times in seconds", got=tuple(row), remedy=_AGAIN)
+
+
+def never_falling(values: Sequence[float]) -> list[float]:
+    """The never-falling sequence nearest in squares (isotonic regression by pooling adjacent violators)."""
+    pools: list[tuple[float, int]] = []  # mean, how many
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            above, many = pools.pop()
+            mean, count = (above * many + mean * count) / (many + count), many + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 def _between(axis: Sequence[int], values: Sequence[float], at: float) -> float:
@@ -113,10 +125,3 @@ def _between(axis: Sequence[int], values: Sequence[float], at: float) -> float:
     low, high = axis[right - 1], axis[right]
     share = (at - low) / (high - low)
     return max(values[right - 1] + share * (values[right] - values[right - 1]), min(values[right - 1], values[right]))
-
-
-def _check_times(name: str, row: Sequence[float], length: int, *, positive: bool) -> None:
-    if len(row) != length or any(not math.isfinite(v) or v < 0 or (positive and v == 0) for v in row):
-        raise InputError.of(
-            name, expected=f"{length} times in seconds", got=tuple(row), remedy="measure again: specdiff tune"
-        )

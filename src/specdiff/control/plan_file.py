@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from specdiff.control.costs import CostTable
-from specdiff.control.planner import Plan, Prediction
+from specdiff.control.menu import Arm, Menu, Prediction
+from specdiff.control.plan import Plan
 from specdiff.errors import InputError
 from specdiff.files import write_text
 from specdiff.hub.folders import default_root
-from specdiff.types import BestFirst, Budget, Chain, Samples, Shape, Siblings
+from specdiff.shapes import parse_shape, shape_text
+from specdiff.types import Budget
 
-FORMAT_VERSION = 1
-_SHAPES: dict[str, type[Shape]] = {kind.__name__: kind for kind in (Chain, Samples, Siblings, BestFirst)}
+FORMAT_VERSION = 2
+_AGAIN = "measure again: specdiff tune --again"
 
 
 def plan_path(identity: Mapping[str, str]) -> Path:
@@ -35,10 +37,9 @@ def save_plan(path: Path, plan: Plan, identity: Mapping[str, str]) -> None:
     data = {
         "format_version": FORMAT_VERSION,
         "identity": dict(identity),
-        "costs": plan.costs.to_dict(),
-        "prior": plan.prior,
-        "greedy": _out(plan.greedy),
-        "sampled": _out(plan.sampled),
+        "greedy": menu_to_dict(plan.greedy),
+        "sampled": menu_to_dict(plan.sampled),
+        "temperature": plan.temperature,
         "opening": plan.opening,
         "interest": plan.interest,
         "limit": plan.limit,
@@ -63,23 +64,20 @@ def load_plan(path: Path, identity: Mapping[str, str]) -> Plan:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _broken(path, error) from error
     if version != FORMAT_VERSION:
-        raise InputError.of(
-            "plan", expected=f"format {FORMAT_VERSION}", got=version, remedy="measure again: specdiff tune"
-        )
+        raise InputError.of("plan", expected=f"format {FORMAT_VERSION}", got=version, remedy=_AGAIN)
     differs = [k for k in sorted({*identity, *found}) if identity.get(k) != found.get(k)]
     if differs:
         raise InputError.of(
             f"plan {path.name}",
             expected=", ".join(f"{k} {identity.get(k)!r}" for k in differs),
             got=", ".join(f"{k} {found.get(k)!r}" for k in differs),
-            remedy="it was measured for another pair or machine; measure again: specdiff tune",
+            remedy=f"it was measured for another pair or machine; {_AGAIN}",
         )
     try:
         return Plan(
-            costs=CostTable.from_dict(data["costs"]),
-            prior=tuple(float(v) for v in data["prior"]),
-            greedy=_in(data["greedy"]),
-            sampled=_in(data["sampled"]),
+            greedy=_menu(data["greedy"]),
+            sampled=_menu(data["sampled"]),
+            temperature=data["temperature"],
             opening=data["opening"],
             interest=data["interest"],
             limit=data["limit"],
@@ -91,26 +89,49 @@ def load_plan(path: Path, identity: Mapping[str, str]) -> Plan:
 
 
 def _broken(path: Path, error: Exception) -> InputError:
-    return InputError(f"plan: expected a file of specdiff tune at {path}, got {error!r}; measure again: specdiff tune")
+    return InputError(f"plan: expected a file of specdiff tune at {path}, got {error!r}; {_AGAIN}")
 
 
-def _out(prediction: Prediction) -> dict[str, Any]:
-    budget = prediction.budget
-    shape = {name: value for name, value in asdict(budget.shape).items() if name != "size"}
+def menu_to_dict(menu: Menu) -> dict[str, Any]:
+    """JSON form."""
     return {
-        "gamma": budget.gamma,
-        "temperature": budget.temperature,
-        "shape": {"kind": type(budget.shape).__name__, **shape},
-        "tau": prediction.tau,
-        "speedup": prediction.speedup,
-        "nodes": prediction.nodes,
+        "costs": menu.costs.to_dict(),
+        "prior": menu.prior,
+        "arms": [
+            {
+                "shape": shape_text(arm.budget.shape),
+                "gamma": arm.budget.gamma,
+                "draft_temperature": arm.budget.temperature,
+                "accepted": arm.accepted,
+                "nodes": arm.nodes,
+                "seconds": arm.seconds,
+            }
+            for arm in menu.arms
+        ],
+        "planned": asdict(menu.planned),
+        "fixed": [{"setting": name, **asdict(prediction)} for name, prediction in menu.fixed],
     }
 
 
-def _in(data: dict[str, Any]) -> Prediction:
-    shape = dict(data["shape"])
-    kind = _SHAPES[shape.pop("kind")]
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in shape.items()}
-    budget = Budget(gamma=data["gamma"], temperature=data["temperature"], shape=kind(**values))
-    budget.validate()
-    return Prediction(budget=budget, tau=float(data["tau"]), speedup=float(data["speedup"]), nodes=float(data["nodes"]))
+def _menu(data: dict[str, Any]) -> Menu:
+    return Menu(
+        costs=CostTable.from_dict(data["costs"]),
+        prior=tuple(float(v) for v in data["prior"]),
+        arms=tuple(_arm(arm) for arm in data["arms"]),
+        planned=_prediction(data["planned"]),
+        fixed=tuple((str(item["setting"]), _prediction(item)) for item in data["fixed"]),
+    )
+
+
+def _arm(data: dict[str, Any]) -> Arm:
+    shape, gamma, temperature = parse_shape(data["shape"]), data["gamma"], data["draft_temperature"]
+    return Arm(
+        budget=Budget(gamma=gamma, shape=shape, temperature=temperature),
+        accepted=data["accepted"],
+        nodes=data["nodes"],
+        seconds=tuple(float(v) for v in data["seconds"]),
+    )
+
+
+def _prediction(data: dict[str, Any]) -> Prediction:
+    return Prediction(tau=float(data["tau"]), speedup=float(data["speedup"]), nodes=float(data["nodes"]))

@@ -1,167 +1,171 @@
-"""The planner: as many nodes as pay, and no draft where none does (ours, beyond SpecDiff-2 and DiffuSpec).
+"""The planner: the draft that pays best in each round, and none where none does (beyond SpecDiff-2 and DiffuSpec).
 
-Every round buys tokens with time. Once the marginals are known, a node of the best-first tree brings its probability of
-being accepted (`calibration`), and costs what one more row of the target pass costs (`costs`); the tree is cut where
-``expected accepted - rate * seconds`` is largest, with ``rate`` the tokens a second that the time is worth elsewhere.
+Time is counted in plain steps: a plain step costs 1 and brings 1 token. A round of setting a costs c_a and brings
+1 + n_a tokens, n_a of them accepted drafted ones. Three rules decide.
 
-Whether to draft at all is a question of an account, kept in plain steps: a round that drafts pays its time in and takes
-its tokens out, a plain step earns a small interest, and only while there is credit are drafts made. So the time lost on
-text that cannot be drafted is bounded by the opening credit and the interest, whatever the drafter claims; and when the
-text becomes draftable, the next try finds out.
+**Which setting.** The one with the largest rate (1 + n_a) / c_a. What n_a will be is estimated from the text at hand:
 
-All decisions follow from the marginals, from what was accepted before and from a table measured beforehand. No clock is
-read, so the same seed still gives the same tokens; and the law of the text is untouched (docs/rules.md).
+    n_a = (sum of accepted over a's own rounds + W t m_a) / (a's own rounds + W),
+    t   = (accepted in all rounds + S) / (sum of m over all rounds + S),
+
+with m_a what the setting brought on the sample texts, and t how this text compares to them: one number for all
+settings, so that a hard text makes small drafts rise against large ones before each has been tried. The past fades by
+the token.
+
+**How many nodes**, for best-first trees, once the marginals are known: as many as make ``accepted - rate * cost``
+largest, with accepted the sum of the nodes' calibrated probabilities (`calibration`) and ``rate`` the tokens a plain
+step that this text has brought lately, at least 1. It may be none: then the round goes on as a plain step.
+
+**Whether to draft.** Where the best rate is above 1; and where the interest since the last draft pays for a try, so
+that a text that has become easy is found out. Both only as far as the account allows it: it opens with ``opening``
+plain steps, each plain step adds ``interest``, each drafting round adds its tokens and takes its cost, nothing above
+``limit`` is kept, and no draft is made, no node added, that it could not pay if nothing at all were accepted. So the
+account is never negative, and at any moment, whatever the text does and whatever the drafter claims,
+
+    time spent <= tokens + opening + interest * plain steps     (by the cost table, in plain steps):
+
+at 128 tokens at most 2.5 + 0.0075 * 128 = 3.5 plain steps, 2.7 %, are lost to drafting.
+
+All decisions follow from what was accepted before, from the marginals before anything is drawn, and from a table
+measured beforehand. No clock is read, so the same seed still gives the same tokens; and the law of the text is
+untouched (docs/rules.md).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from specdiff.checking import real
 from specdiff.control.calibration import Calibration, claimed
-from specdiff.control.costs import CostTable
-from specdiff.errors import InputError
+from specdiff.control.menu import Arm, Menu
 from specdiff.types import BestFirst, Budget, Draft, Round
 
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What to expect of a setting on texts like those it was tuned on.
-
-    Attributes:
-        budget: the setting. tau: tokens a target pass. speedup: over plain decoding, by the cost table. nodes: mean.
-    """
-
-    budget: Budget
-    tau: float
-    speedup: float
-    nodes: float
+OPENING, INTEREST, LIMIT = 2.5, 0.0075, 8.0
+_FADE = 0.98  # of what was seen, a committed token: half of it in 34
+_OWN = 6.0  # rounds of its own that a setting's estimate from all rounds counts for (W)
+_STEADY = 4.0  # accepted tokens that the sample texts count for (S)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the planner knows of a pair before the first token; made by ``specdiff tune``.
+@dataclass
+class _Seen:
+    """Fading sums over a setting's own rounds."""
 
-    Attributes:
-        costs: seconds of the parts of a round. prior: [bins] acceptance rates by the drafter's claim.
-        greedy, sampled: the best setting at temperature 0 and above, and what it promises.
-        opening, interest, limit: the account's first credit (0 for a setting that promises nothing), what a plain step
-            adds, and its ceiling, in plain steps.
-    """
+    rounds: float = 0.0
+    accepted: float = 0.0
+    cost: float = 0.0
 
-    costs: CostTable
-    greedy: Prediction
-    sampled: Prediction
-    prior: tuple[float, ...] = field(default_factory=claimed)
-    opening: float = 2.0
-    interest: float = 0.01
-    limit: float = 8.0
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing.
-
-        Raises:
-            InputError: credit below 0, or a prior of another length than the bins.
-        """
-        for name in ("opening", "interest", "limit"):
-            real(
-                name, getattr(self, name), lambda v: 0 <= v < math.inf, expected="a number >= 0", remedy="leave it out"
-            )
-        if len(self.prior) != len(claimed()) or not all(0 <= rate <= 1 for rate in self.prior):
-            raise InputError.of(
-                "prior",
-                expected=f"{len(claimed())} rates in [0, 1]",
-                got=self.prior,
-                remedy="measure again: specdiff tune",
-            )
-
-    def best(self, *, greedy: bool) -> Prediction:
-        """The setting for a temperature."""
-        return self.greedy if greedy else self.sampled
-
-    def controller(self, budget: Budget) -> Planner:
-        """A request's controller; give this method to `specdiff.decoder.Settings`, with the budget of `best`."""
-        promising = any(p.budget == budget and p.speedup > 1 for p in (self.greedy, self.sampled))
-        return Planner(self.costs, budget, self.prior, self.opening if promising else 0.0, self.interest, self.limit)
+    def fade(self, keep: float) -> None:
+        self.rounds, self.accepted, self.cost = keep * self.rounds, keep * self.accepted, keep * self.cost
 
 
 class Planner:
     """One request's planner.
 
     Args:
-        costs: seconds of the parts of a round. prior: [bins] acceptance rates to start from.
-        budget: gamma, shape and draft temperature of the rounds that draft; the nodes of a best-first shape are the
-            most it may use, other shapes are used whole or not at all.
-        opening, interest, limit: see `Plan`.
+        menu: what it chooses from.
+        opening, interest, limit: of the account, in plain steps; the opening counts only where the menu promises more
+            than plain decoding.
     """
 
-    def __init__(
-        self,
-        costs: CostTable,
-        budget: Budget,
-        prior: tuple[float, ...],
-        opening: float = 2.0,
-        interest: float = 0.01,
-        limit: float = 8.0,
-    ) -> None:
-        self._costs, self._budget = costs, budget
-        self._context = 0  # until the first record tells
-        self._interest, self._limit = interest, limit
-        self._account = min(opening, limit)
-        self._calibration = Calibration(prior)
-        self._tokens = self._steps = 0.0  # of the drafting rounds, fading
-        self._asked = False
+    def __init__(self, menu: Menu, opening: float = OPENING, interest: float = INTEREST, limit: float = LIMIT) -> None:
+        self._menu, self._interest, self._limit = menu, interest, limit
+        self._account = min(opening, limit) if menu.planned.speedup > 1 else 0.0
+        self._saved = 0.0  # interest since the last draft
+        self._context: int | None = None  # until the first record tells
+        self._choice: int | None = None  # the setting of the round asked for
+        self._seen = [_Seen() for _ in menu.arms]
+        self._accepted = self._promised = 0.0  # of all drafting rounds, fading
+        self._tokens = self._steps = 0.0
+        self._calibration = Calibration(menu.prior or claimed())
 
     @property
     def account(self) -> float:
-        """Credit in plain steps; drafts are made while it is above what a round without luck costs."""
+        """Credit in plain steps, never negative."""
         return self._account
+
+    @property
+    def choice(self) -> Arm | None:
+        """The setting of the round asked for last; None = a plain step."""
+        return None if self._choice is None else self._menu.arms[self._choice]
 
     def budget(self, room: int) -> Budget | None:
         """The budget of the next round; None where a draft does not pay."""
-        self._asked = room >= 1 and self._account >= self._stake()
-        if not self._asked:
+        self._choice = self._best(room) if room >= 1 else None
+        if self._choice is None:
             return None
-        gamma, shape = min(self._budget.gamma, room), self._budget.shape
+        budget = self._menu.arms[self._choice].budget
+        shape = budget.shape
         if isinstance(shape, BestFirst):
             shape = BestFirst(shape.nodes, size=self._size)
-        return replace(self._budget, gamma=gamma, shape=shape)
+        return replace(budget, gamma=min(budget.gamma, room), shape=shape)
 
     def observe(self, record: Round, draft: Draft) -> None:
         """Book the round's time and tokens; learn from its nodes."""
         self._context = record.start
-        step = self._costs.step(self._context)
-        if self._asked:
-            spent = self._costs.round(len(draft.tree), self._context) / step
-            gained = float(record.committed)
-            if draft.scores:
-                # half of it by expectation: the luck of single rounds should not close the account
-                expected = 1 + self._calibration.expected(draft.scores)[-1]
-                self._calibration.observe(draft.scores, record.path)
-                gained = (gained + expected) / 2
-            self._account = min(self._account + gained - spent, self._limit)
-            self._tokens = 0.95 * self._tokens + record.committed
-            self._steps = 0.95 * self._steps + spent
-        else:
+        keep = _FADE**record.committed
+        for seen in self._seen:
+            seen.fade(keep)
+        self._accepted, self._promised = keep * self._accepted, keep * self._promised
+        self._calibration.observe(draft.scores, record.path)  # a plain step makes it forget
+        if self._choice is None:
             self._account = min(self._account + self._interest, self._limit)
+            self._saved += self._interest
+        else:
+            self._book(record, draft)
         self._context = record.start + record.committed
 
-    def _stake(self) -> float:
-        """Plain steps lost by drafting once in vain, with the smallest tree."""
-        return max(0.0, self._costs.round(1, self._context) / self._costs.step(self._context) - 1)
+    def _book(self, record: Round, draft: Draft) -> None:
+        assert self._choice is not None
+        arm, seen = self._menu.arms[self._choice], self._seen[self._choice]
+        cost = self._cost(arm, len(draft.tree))
+        self._account = min(self._account + record.committed - cost, self._limit)
+        self._saved = 0.0
+        seen.rounds, seen.accepted, seen.cost = seen.rounds + 1, seen.accepted + record.accepted, seen.cost + cost
+        self._accepted, self._promised = self._accepted + record.accepted, self._promised + arm.accepted
+        self._tokens, self._steps = 0.95 * self._tokens + record.committed, 0.95 * self._steps + cost
+
+    def _best(self, room: int) -> int | None:
+        """Which setting to use; None = a plain step."""
+        rates: dict[int, float] = {}
+        for i, arm in enumerate(self._menu.arms):
+            stake = self._cost(arm, 1 if arm.sized else arm.nodes) - 1
+            if stake <= self._account:
+                rates[i] = self._rate_of(i, arm, room)
+        if not rates:
+            return None
+        best = max(rates, key=rates.__getitem__)
+        arm = self._menu.arms[best]
+        tries = self._saved >= self._cost(arm, 1 if arm.sized else arm.nodes) - 1
+        return best if rates[best] > 1 or tries else None
+
+    def _rate_of(self, index: int, arm: Arm, room: int) -> float:
+        """Tokens a plain step that a setting is expected to bring."""
+        seen = self._seen[index]
+        trust = (self._accepted + _STEADY) / (self._promised + _STEADY)
+        rounds = seen.rounds + _OWN
+        accepted = (seen.accepted + _OWN * trust * arm.accepted) / rounds
+        cost = (seen.cost + _OWN * self._cost(arm, arm.nodes)) / rounds
+        return (1 + min(accepted, room)) / cost
+
+    def _cost(self, arm: Arm, nodes: float) -> float:
+        """Plain steps of a round; before the first record the most at any context of the table."""
+        known = self._menu.costs.contexts if self._context is None else (self._context,)
+        return max(self._menu.cost(arm, nodes, context) for context in known)
 
     def _rate(self) -> float:
-        """Tokens a plain step is worth: what drafting has brought lately, never below plain decoding."""
-        return max(1.0, (self._tokens + 2) / (self._steps + 2))
+        """Tokens a plain step is worth: what drafting has brought lately, at first what was promised."""
+        return max(1.0, (self._tokens + 4 * self._menu.planned.speedup) / (self._steps + 4))
 
     def _size(self, scores: Sequence[float]) -> int:
-        """How many of the best nodes to verify; 0 where verifying even one costs more than it brings."""
-        step, rate = self._costs.step(self._context), self._rate()
-        best, most = 0, -rate * self._costs.scoring(0, self._context) / step
+        """How many of the best nodes to verify, as far as the account pays; 0 where even one is not worth it."""
+        assert self._choice is not None
+        arm, rate = self._menu.arms[self._choice], self._rate()
+        best, most = 0, -rate * self._cost(arm, 0)
         for nodes, accepted in enumerate(self._calibration.expected(scores), start=1):
-            value = accepted - rate * self._costs.scoring(nodes, self._context) / step
+            cost = self._cost(arm, nodes)
+            if cost - 1 > self._account:
+                break
+            value = accepted - rate * cost
             if value > most:
                 best, most = nodes, value
         return best

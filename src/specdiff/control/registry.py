@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from specdiff.checking import one_of
 from specdiff.control.adaptive_length import AdaptiveLength
 from specdiff.control.base import Controller, FixedBudget
-from specdiff.errors import InputError
 from specdiff.types import Budget
 
 CONTROLLERS: Mapping[str, Callable[[Budget], Controller]] = MappingProxyType(
@@ -22,11 +22,5 @@ def get(name: str) -> Callable[[Budget], Controller]:
     Raises:
         InputError: there is none; the message lists all names.
     """
-    if name not in CONTROLLERS:
-        raise InputError.of(
-            "controller",
-            expected="one of " + ", ".join(CONTROLLERS),
-            got=name,
-            remedy="use one of these names; the command line has 'planner' beside them",
-        )
-    return CONTROLLERS[name]
+    remedy = "use one of these names; the command line has 'planner' beside them"
+    return one_of("controller", name, CONTROLLERS, remedy=remedy)

@@ -69,8 +69,8 @@ class MarginalDrafter:
     Args:
         source: the model.
         scorer: the n-gram model of `CausalPaths`, see `Scoring`; the other shapes do not ask it, nor does weight 1.
-        eos_ids: target ids that end a text: paths end there, and drafts say how long the raw draft is
-            (`Draft.generated`); None = not known.
+        eos_ids: target ids that end a text: paths end there, and drafts that are asked to say how long
+            the raw draft is (`Budget.raw_length`); None = not known.
 
     Raises:
         InputError: the scorer is none, or learns but is not made for each row.
@@ -172,7 +172,9 @@ def build(
         log_probs = torch.log_softmax(logits / budget.temperature, dim=-1)
         return causal_paths(log_probs, shape, context, scorer, vocab, eos=eos, source=source)
     draft = _tree(logits, budget, random, vocab, source)
-    return draft if eos is None else replace(draft, generated=raw_length(logits, eos))
+    if eos is None or not budget.raw_length:
+        return draft
+    return replace(draft, generated=raw_length(logits, eos))
 
 
 def _tree(logits: Tensor, budget: Budget, random: Random, vocab: Tensor | None, source: str) -> Draft:

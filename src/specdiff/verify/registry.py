@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from specdiff.errors import InputError
+from specdiff.checking import one_of
 from specdiff.types import Provenance
 from specdiff.verify.base import Rule
 from specdiff.verify.block import Block
@@ -68,14 +68,7 @@ def get(name: str) -> Rule:
     Raises:
         InputError: there is no such rule; the message lists all names.
     """
-    if not isinstance(name, str) or name not in RULES:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError.of(
-            "rule",
-            expected="one of " + ", ".join(sorted(RULES)),
-            got=name,
-            remedy="use one of these names, or 'auto' to choose by draft and temperature",
-        )
-    return RULES[name]
+    return one_of("rule", name, RULES, remedy="use one of these names, or 'auto' to choose by draft and temperature")
 
 
 def choose(provenance: Provenance, *, greedy: bool, tree: bool = True) -> tuple[Rule, str]:
