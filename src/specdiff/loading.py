@@ -15,7 +15,7 @@ from specdiff.drafters.base import Drafter
 from specdiff.drafters.block_causal import BlockCausalSource
 from specdiff.drafters.cross_tokenizer import CrossTokenizerDrafter
 from specdiff.drafters.ensemble import EnsembleDrafter, Member
-from specdiff.drafters.marginal import MarginalDrafter, MarginalSource
+from specdiff.drafters.marginal import MarginalDrafter
 from specdiff.drafters.masked import MaskedSource
 from specdiff.drafters.multistep import MultiStepDrafter
 from specdiff.drafters.ngram import NgramDrafter
@@ -76,7 +76,7 @@ def load(
             for the drafter; ``"auto"`` = the target's.
         device: ``"cpu"``, ``"cuda"``, ...; None = the best there is. device_map: accelerate's, e.g. ``"auto"``.
         tf32: allow TF32 products on CUDA. trust_remote_code: run code that comes with the target's checkpoint.
-        steps, order: denoising steps of a masked diffusion LM and the order of unmasking. family: its family, where its
+        steps, order: denoising steps of a diffusion drafter and the order of unmasking. family: its family, where its
             configuration does not say (``"diffullama"``).
         ngram: n-gram model that the shape `CausalPaths` asks, beside a one-step diffusion drafter: ``"prompt"`` (it
             learns from each text itself), an ARPA file of the target's token ids (``specdiff ngram train``), or
@@ -101,6 +101,28 @@ def load(
     )
     loader = _DrafterLoader(store, loaded, tokenizer, drafter_dtype, steps, order, family, prepack, ngram)
     return SpeculativeDecoder(loaded, loader.load(drafter), tokenizer, settings)
+
+
+def load_drafter(
+    decoder: SpeculativeDecoder, name: str, *, steps: int = 1, ngram: str | Path | None = None, prepack: bool = True
+) -> Drafter | None:
+    """Another drafter for a target that is loaded already.
+
+    Args:
+        decoder: from `load`. name, steps, ngram, prepack: as for `load`; the drafter takes the target's dtype.
+
+    Raises:
+        InputError, CheckpointError, UnsupportedModelError, DownloadError: see `load`.
+    """
+    target, tokenizer = decoder.target, decoder.tokenizer
+    if not isinstance(target, CausalTarget) or tokenizer is None:
+        raise InputError.of(
+            "decoder", expected="one with a loaded model and its tokenizer", got=target.name, remedy="make it with load"
+        )
+    loader = _DrafterLoader(
+        ModelStore(), target, tokenizer, "auto", steps, "left_to_right", None, prepack, ngram
+    )
+    return loader.load(name)
 
 
 def default_denoiser() -> Path:
@@ -216,18 +238,18 @@ class _DrafterLoader:
         if self._prepack:
             denoiser.prepack()
         source = BlockCausalSource(denoiser)
-        return fit_context(self._marginal(source), source.context, target_context=self._target.context)
+        return fit_context(self._steps_of(source), source.context, target_context=self._target.context)
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
         lm = DiffusionLM.from_pretrained(folder, family=self._family, dtype=self._dtype, device=self._device)
         if self._prepack:
             prepack_layers(lm)
         source = MaskedSource(lm, vocab_size=self._common(load_tokenizer(folder), lm.config.vocab_size), name=name)
+        return self._steps_of(source)
+
+    def _steps_of(self, source: MaskedSource | BlockCausalSource) -> MarginalDrafter | MultiStepDrafter:
         if self._steps > 1:
             return MultiStepDrafter(source, steps=self._steps, order=self._order)
-        return self._marginal(source)
-
-    def _marginal(self, source: MarginalSource) -> MarginalDrafter:
         return MarginalDrafter(source, scorer=self._scoring, eos_ids=self._target.eos_ids)
 
     def _autoregressive(self, source: str, name: str) -> Drafter:
