@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers.utils import logging
 
 from specdiff import __version__
-from specdiff.cli import chat, corpus, distill, doctor, generate, models, ngram, profile, tune
+from specdiff.cli import chat, corpus, distill, doctor, generate, models, ngram, profile, repro, tune
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("tune")(tune.tune_)
 app.add_typer(models.app, name="models")
 app.add_typer(corpus.app, name="corpus")
 app.add_typer(ngram.app, name="ngram")
+app.add_typer(repro.app, name="repro")
 
 
 @app.callback(invoke_without_command=True)
