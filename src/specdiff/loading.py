@@ -119,9 +119,7 @@ def load_drafter(
         raise InputError.of(
             "decoder", expected="one with a loaded model and its tokenizer", got=target.name, remedy="make it with load"
         )
-    loader = _DrafterLoader(
-        ModelStore(), target, tokenizer, "auto", steps, "left_to_right", None, prepack, ngram
-    )
+    loader = _DrafterLoader(ModelStore(), target, tokenizer, "auto", steps, "left_to_right", None, prepack, ngram)
     return loader.load(name)
 
 

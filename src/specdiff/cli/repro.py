@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -32,6 +33,26 @@ from specdiff.repro.settings import DrafterSpec
 from specdiff.repro.study import Options
 from specdiff.repro.training import HELD_OUT_LOSS, Scale, Workshop
 
+_COMMON = frozenset({"prompts", "limit", "tokens", "out", "target", "dtype", "device", "seed"})
+_TRAINS = frozenset({
+    "corpus", "human", "runs", "steps", "unaligned_steps", "layers", "window", "draft_vocab", "rows", "anchors",
+    "held_out", "learning_rate",
+})  # fmt: skip
+_USED = {
+    "table": {"drafter", "unaligned", "pair", "k", "draft_temperature"},
+    "figure2": _TRAINS,
+    "figure5": {"drafter", "gamma", "grid_k", "grid_temperatures"},
+    "figure7": {*_TRAINS, "points"},
+    "figure8": {"drafter", "gamma", "grid_steps"},
+    "figure9": {"drafter", "gamma", "grid_steps"},
+    "figure10": {"drafter", "gammas", "k", "draft_temperature"},
+    "figure11": {"drafter", "gammas", "grid_steps"},
+    "figure12": _TRAINS,
+    "corpus": _TRAINS,
+    "gain": {*_TRAINS, "k", "draft_temperature"},
+}
+"""Options that each table, figure or study reads, beside the common ones."""
+
 app = typer.Typer(no_args_is_help=True, help="Reproduce the papers' tables and figures at this machine's scale.")
 
 Prompts = Annotated[
@@ -40,7 +61,7 @@ Prompts = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", help="Most prompts in all, from the groups in turns.")]
 Tokens = Annotated[int, typer.Option("--tokens", help="Most new tokens of each prompt.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder of rows, report, table and figure; default repro/STUDY.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder of rows and report; default repro/STUDY.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the drafters that are trained; finished ones are used.")]
 Human = Annotated[Path | None, typer.Option("--human", help="Rows of human text (specdiff repro human-text).")]
 Layers = Annotated[str | None, typer.Option("--layers", help="Target layers to start from; default the first fifth.")]
@@ -63,7 +84,8 @@ def diffuspec(
     drafter: o.Drafter = "default",
     ngram: Annotated[str, typer.Option("--ngram", help="As for generate.")] = "prompt",
     fixed: Annotated[
-        str | None, typer.Option("--fixed", help="Draft lengths, such as 4,8; default the paper's, scaled to the window.")
+        str | None,
+        typer.Option("--fixed", help="Draft lengths, such as 4,8; default the paper's, scaled."),
     ] = None,
     steps: Annotated[str, typer.Option("--steps", help="Numbers of denoising steps.")] = "1,2,3,4,5,6,7,8,9,10",
     dtype: o.Dtype = "auto",
@@ -91,6 +113,7 @@ def diffuspec(
 
 @app.command("specdiff2")
 def specdiff2(
+    context: typer.Context,
     figure: Annotated[int | None, typer.Option("--figure", help="2, 5, 7, 8, 9, 10, 11 or 12.")] = None,
     table: Annotated[int | None, typer.Option("--table", help="2, 3 or 4.")] = None,
     study: Annotated[str | None, typer.Option("--study", help="corpus or gain.")] = None,
@@ -109,8 +132,11 @@ def specdiff2(
     ] = None,
     temperature: Annotated[
         list[float] | None,
-        typer.Option("--temperature", "-t", help="Of the target; tables take several. Default: tables 0 and 1, gain 1, "
-                     "else 0 (figure 5: 1)."),
+        typer.Option(
+            "--temperature",
+            "-t",
+            help="Of the target; tables take several. Default: tables 0 and 1, gain 1, else 0 (figure 5: 1).",
+        ),
     ] = None,
     k: Annotated[int, typer.Option("--k", help="Drafts that self-selection chooses from.")] = decoding.K,
     draft_temperature: o.DraftTemperature = 1.0,
@@ -126,7 +152,7 @@ def specdiff2(
     ] = None,
     human: Human = None,
     runs: Runs = Path("repro/runs"),
-    steps: Annotated[int, typer.Option("--steps", help="Of each objective, after the unaligned drafter.")] = Scale.steps,
+    steps: Annotated[int, typer.Option("--steps", help="Of each objective, from the unaligned one.")] = Scale.steps,
     points: Annotated[str | None, typer.Option("--points", help="Figure 7: numbers of steps.")] = None,
     unaligned_steps: UnalignedSteps = Scale.unaligned_steps,
     layers: Layers = None,
@@ -142,6 +168,7 @@ def specdiff2(
 ) -> None:
     """SpecDiff-2: one table, figure or study; figures 2, 7, 12 and the studies train what they compare."""
     name = _chosen(figure, table, study)
+    _refuse_unused(context, name)
     folder = out or Path("repro") / f"specdiff2-{name}"
     several = tuple(temperature) if temperature else (0.0, 1.0)
     if table is None and temperature and len(temperature) > 1:
@@ -297,12 +324,24 @@ def _chosen(figure: int | None, table: int | None, study: str | None) -> str:
         raise InputError.of("--figure, --table and --study", expected="exactly one of them", got=given or None,
                             remedy="such as --figure 2")  # fmt: skip
     if figure is not None and figure not in known:
-        raise InputError.of("--figure", expected="one of " + ", ".join(map(str, known)), got=figure, remedy="choose one")
+        listed = ", ".join(map(str, known))
+        raise InputError.of("--figure", expected=f"one of {listed}", got=figure, remedy="choose one")
     if table is not None and table not in (2, 3, 4):
         raise InputError.of("--table", expected="2, 3 or 4", got=table, remedy="choose one")
     if study is not None and study not in ("corpus", "gain"):
         raise InputError.of("--study", expected="corpus or gain", got=study, remedy="choose one")
     return f"figure{figure}" if figure is not None else f"table{table}" if table is not None else str(study)
+
+
+def _refuse_unused(context: typer.Context, name: str) -> None:
+    """Refuse options that the study would ignore."""
+    used = {"figure", "table", "study", "temperature", *_COMMON}
+    used |= _USED["table" if name.startswith("table") else name]
+    for option in sorted(set(context.params) - used):
+        if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            raise InputError.of(
+                f"option {option!r}", expected=f"an option of {name}", got=context.params[option], remedy="leave it out"
+            )
 
 
 def _workshop(decoder: SpeculativeDecoder, runs: Path, scale: Scale, progress: Progress) -> Workshop:

@@ -1,4 +1,4 @@
-"""DiffuSpec (arXiv 2510.02358) at this scale: the ablation, fixed against adaptive length, denoising steps, categories."""
+"""DiffuSpec (arXiv 2510.02358) here: the ablation, fixed against adaptive length, denoising steps, categories."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ def settings(
     raw, search = DrafterSpec(name=drafter), DrafterSpec(name=drafter, ngram=ngram)
     grid = [Setting(name=PLAIN)]
     for key, shape, controller in (
-        ("neither", None, "fixed"), ("cps", CausalPaths(), "fixed"), ("adl", None, "adl"), ("both", CausalPaths(), "adl")
+        ("neither", None, "fixed"), ("cps", CausalPaths(), "fixed"),
+        ("adl", None, "adl"), ("both", CausalPaths(), "adl"),
     ):  # fmt: skip
         # one candidate a position: the raw argmax draft, cut after its first EOS, as the search's is
         spec, shape = (raw, CausalPaths(beam=1, cap=1, weight=1.0)) if shape is None else (search, shape)
         grid.append(Setting(name=key, drafter=spec, gamma=min(WINDOW, window), shape=shape, controller=controller))
     if planner:
         grid.append(Setting(name="planner", drafter=raw, gamma=window, controller="planner"))
-    grid += [
-        Setting(name=f"fixed k={k}", drafter=search, gamma=k, shape=CausalPaths()) for k in fixed if k <= window
-    ]
+    grid += [Setting(name=f"fixed k={k}", drafter=search, gamma=k, shape=CausalPaths()) for k in fixed if k <= window]
     for count in steps:
         spec = DrafterSpec(name=drafter, steps=count)
         grid.append(

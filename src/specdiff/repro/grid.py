@@ -1,6 +1,6 @@
 """Settings x prompts: every prompt is decoded with every setting in turn, so that a drifting machine hurts all alike.
 
-The seam to a larger harness is `run_grid`: what to decode with comes in as functions, what was measured goes out as rows.
+The seam to a larger harness is `run_grid`: ready decoders come in, what was measured goes out as rows.
 """
 
 from __future__ import annotations
@@ -63,16 +63,12 @@ def run_grid(
         file: takes the rows. decodings: the settings. prompts: with their ids [L]. tokens: most new ones of each.
         seed: of everything drawn. clock: seconds. progress: told after every row.
     """
-    missing = {
-        (p.id, d.setting.name) for p, _ in prompts for d in decodings if (p.id, d.setting.name) not in file.rows
-    }
+    missing = {(p.id, d.setting.name) for p, _ in prompts for d in decodings if (p.id, d.setting.name) not in file.rows}
     total = len(prompts) * len(decodings)
     progress("measuring", total - len(missing), total)
     for decoding in decodings:
         if any(name == decoding.setting.name for _, name in missing):
-            decoding.decoder.generate(
-                prompts[0][1], max_new_tokens=_WARM_UP, temperature=decoding.setting.temperature
-            )
+            decoding.decoder.generate(prompts[0][1], max_new_tokens=_WARM_UP, temperature=decoding.setting.temperature)
     for number, (prompt, ids) in enumerate(prompts):
         turn = number % len(decodings)
         for decoding in (*decodings[turn:], *decodings[:turn]):
@@ -83,9 +79,7 @@ def run_grid(
                 progress("measuring", total - len(missing), total)
 
 
-def measure(
-    decoding: Decoding, ids: Tensor, *, tokens: int, seed: int, clock: Callable[[], float]
-) -> dict[str, Any]:
+def measure(decoding: Decoding, ids: Tensor, *, tokens: int, seed: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Decode one prompt; what a row holds of it."""
     before = decoding.watch.seconds
     began = clock()
@@ -150,9 +144,7 @@ class Pair:
         for setting in settings:
             drafter, watch = (None, SourceWatch()) if setting.drafter is None else self._loaded(setting.drafter)
             plan = self._plan(drafter, prompts) if setting.controller == "planner" else None
-            ready.append(
-                Decoding(setting=setting, decoder=setting.decoder(self.base, drafter, plan), watch=watch)
-            )
+            ready.append(Decoding(setting=setting, decoder=setting.decoder(self.base, drafter, plan), watch=watch))
         return ready
 
     def facts(self) -> dict[str, Any]:

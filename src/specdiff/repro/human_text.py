@@ -81,7 +81,7 @@ def library_rows(
     """Pieces of the Python modules of a folder, in the order of their names.
 
     Args:
-        tokenizer: the target's. folder: None = this Python's standard library; tests and installed packages are left out.
+        tokenizer: the target's. folder: None = this Python's standard library, without its tests.
         length: tokens of a piece; the first 16th, at least one token, is what comes before.
         limit: most pieces, spread evenly over all there are.
 
@@ -139,7 +139,8 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
 
 def _plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     # verbose: a module may be longer than the model's context; it is cut into pieces
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    encoded: Any = tokenizer(text, add_special_tokens=False, verbose=False)
+    return list(encoded["input_ids"])
 
 
 def _end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -149,9 +150,7 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def _rule(text: str) -> tuple[str, int]:
     prefix, _, first = text.rpartition("/")
     if not prefix or not first.isdigit():
-        raise InputError.of(
-            "--exclude-from", expected="PREFIX/NUMBER", got=text, remedy="such as gsm8k/train/7073"
-        )
+        raise InputError.of("--exclude-from", expected="PREFIX/NUMBER", got=text, remedy="such as gsm8k/train/7073")
     return prefix, int(first)
 
 

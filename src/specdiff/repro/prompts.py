@@ -17,7 +17,7 @@ class TaskPrompt:
     """What is asked.
 
     Attributes:
-        id: unique. group: data set or category, from the field ``task``, else the file's name. text: the (first) prompt.
+        id: unique. group: data set or category, of the field ``task``, else the file's name. text: the first turn.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """SpecDiff-2 (arXiv 2511.00606): its decoding methods as settings, and the studies that need no training.
 
-Tables 2 to 4 (unaligned against aligned), figures 5 (K x draft temperature), 8 and 9 (denoising steps), 10 (gamma) and 11
-(gamma x denoising steps). The points of figures 8, 9 and 11 are not known to us; what they show here is our reading.
+Tables 2 to 4 (unaligned against aligned), figures 5 (K x draft temperature), 8 and 9 (denoising steps), 10 (gamma) and
+11 (gamma x denoising steps). The points of figures 8, 9 and 11 are not known to us; what they show here is our reading.
 """
 
 from __future__ import annotations
@@ -189,9 +189,7 @@ def figure10(
     window = pair.window(drafter, max(GAMMAS))
     chosen = fitting(GAMMAS, window) if gammas is None else tuple(gammas)
     grid = [plain(temperature)]
-    grid += [
-        selected(f"gamma={g}", drafter, g, temperature, k=k, draft_temperature=draft_temperature) for g in chosen
-    ]
+    grid += [selected(f"gamma={g}", drafter, g, temperature, k=k, draft_temperature=draft_temperature) for g in chosen]
     done = measure_grid("specdiff2 figure 10", pair, grid, options)
     lines = [line_of(s.name, s.name, done.figures(s.name), {}, COLUMNS) for s in grid[1:]]
     best = max(chosen, key=lambda g: done.figures(f"gamma={g}").rate)

@@ -1,7 +1,7 @@
 """The studies of SpecDiff-2 that train what they compare: figures 2, 7 and 12, robustness to the corpus, combined gain.
 
-All drafters of a study start from one unaligned drafter (masked loss on human text only) and see the same batches in the
-same order for the same number of steps. A model that is finished is used again, by every study of the same folder.
+All drafters of a study start from one unaligned drafter (masked loss on human text only) and see the same batches in
+the same order for the same number of steps. A model that is finished is used again, by every study of the same folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Material:
         """The start of all."""
         return self.workshop.unaligned(self.human)
 
-    def streak(self, start: Trained, steps: int | None = None, corpora: Corpora | None = None, tag: str = "") -> Trained:
+    def streak(
+        self, start: Trained, steps: int | None = None, corpora: Corpora | None = None, tag: str = ""
+    ) -> Trained:
         """Streak distillation for a number of steps; None = the scale's."""
         return self.aligned("streak", "streak", start, steps=steps, corpora=corpora, tag=tag)
 
@@ -79,9 +81,7 @@ def figure2(pair: Pair, material: Material, options: Options, *, temperature: fl
             published={"ratio": published.value(PAPER, "figure2", "late", "streak_over_ar")},
         )
     )  # fmt: skip
-    series = {
-        name: [(j, share) for j, share in enumerate(done.figures(name).acceptance, start=1)] for name in trained
-    }
+    series = {name: [(j, share) for j, share in enumerate(done.figures(name).acceptance, start=1)] for name in trained}
     plot = Plot(
         kind="lines", title="SpecDiff-2, figure 2, here", x_label="position in the draft",
         y_label="share of drafts accepted up to here", series=series,
@@ -155,7 +155,7 @@ def corpus_study(pair: Pair, material: Material, options: Options, *, temperatur
     trained["on all"] = material.streak(start)
     done = _measured("specdiff2 corpus", pair, trained, options, temperature)
     lines = [
-        line_of(f"{name}, {group}", f"trained {name}, measured on {group}" if name != "unaligned" else f"{name}, {group}",
+        line_of(f"{name}, {group}", f"{name}, measured on {group}",
                 done.figures(name, keep=lambda p, g=group: p.group == g), {}, COLUMNS)
         for group in done.groups() for name in trained
     ]  # fmt: skip
@@ -204,9 +204,7 @@ def _spec(trained: Trained, label: str) -> DrafterSpec:
     return DrafterSpec(name=str(trained.folder), label=label)
 
 
-def _measured(
-    study: str, pair: Pair, trained: Mapping[str, Trained], options: Options, temperature: float
-) -> Measured:
+def _measured(study: str, pair: Pair, trained: Mapping[str, Trained], options: Options, temperature: float) -> Measured:
     """One draft of each model, so that the models differ and nothing else."""
     grid = [plain(temperature)]
     for name, model in trained.items():

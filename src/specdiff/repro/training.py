@@ -207,9 +207,7 @@ def train_unaligned(
         del record["scale"][name]
     begun = (output / CHECKPOINT_NAME).is_file()
     adopt(output, record, begun=begun)
-    vocab = frequent_tokens(
-        train, vocab_size=target.vocab_size, size=scale.draft_vocab_size, always=target.eos_ids
-    )
+    vocab = frequent_tokens(train, vocab_size=target.vocab_size, size=scale.draft_vocab_size, always=target.eos_ids)
     denoiser = BlockCausalDenoiser.from_target(
         target.model, draft_vocab=vocab, layers=layers, window=scale.window, name="unaligned"
     )
@@ -252,7 +250,7 @@ def held_out_loss(denoiser: BlockCausalDenoiser, stream: WindowStream, batches: 
         denoiser: with the blockwise attention set. stream: of kept-out texts. batches: how many of it.
 
     Returns:
-        ``nll`` over all offsets, ``nll_by_offset``, and ``tokens``, how many were scored (those of the draft vocabulary).
+        ``nll`` over all offsets, ``nll_by_offset``, and ``tokens``: how many were scored, all in the draft vocabulary.
     """
     denoiser.eval()
     scored, log_q = torch.zeros(denoiser.window), torch.zeros(denoiser.window)
@@ -260,9 +258,7 @@ def held_out_loss(denoiser: BlockCausalDenoiser, stream: WindowStream, batches: 
         batch = stream.batch(number)
         states = packed_window_states(denoiser, batch)
         result = MaskedCrossEntropy().loss(
-            Windows(
-                hidden=states.flatten(0, 1), head_weight=denoiser.head_weight, labels=batch.labels.flatten(0, 1)
-            )
+            Windows(hidden=states.flatten(0, 1), head_weight=denoiser.head_weight, labels=batch.labels.flatten(0, 1))
         )
         scored += result.scored.sum(0).cpu()
         log_q += result.log_q.sum(0).cpu()
@@ -307,9 +303,7 @@ class _ToldStream:
         return self._inner.epochs(number)
 
 
-def _finish(
-    trainer: DenoiserTrainer, output: Path, steps: int, facts: dict[str, Any], progress: Progress
-) -> Trained:
+def _finish(trainer: DenoiserTrainer, output: Path, steps: int, facts: dict[str, Any], progress: Progress) -> Trained:
     export = output / "export" / "ema"
     if trainer.step < steps or not (export / WEIGHTS_NAME).is_file():
         what = f"training {output.name}"
