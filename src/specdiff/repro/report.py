@@ -1,6 +1,6 @@
 """What a study writes: ``report.json`` with everything, ``table.md`` to read, ``figure.png`` where it has a figure.
 
-A sentence on a difference is written by a person, into ``notes.json`` beside the report, as ``{"key of the line": "why"}``;
+A sentence on a difference is written by a person, into ``notes.json`` beside the report, as ``{"key of the line": "why"}``:
 the next call of the same command puts it into the report.
 """
 
