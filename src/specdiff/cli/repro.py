@@ -33,7 +33,7 @@ from specdiff.repro.settings import DrafterSpec
 from specdiff.repro.study import Options
 from specdiff.repro.training import HELD_OUT_LOSS, Scale, Workshop
 
-_COMMON = frozenset({"prompts", "limit", "tokens", "out", "target", "dtype", "device", "seed"})
+_COMMON = frozenset({"prompts", "limit", "tokens", "out", "target", "dtype", "device", "device_map", "seed"})
 _TRAINS = frozenset({
     "corpus", "human", "runs", "steps", "unaligned_steps", "layers", "window", "draft_vocab", "rows", "anchors",
     "held_out", "learning_rate",
@@ -63,6 +63,9 @@ Limit = Annotated[int | None, typer.Option("--limit", help="Most prompts in all,
 Tokens = Annotated[int, typer.Option("--tokens", help="Most new tokens of each prompt.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder of rows and report; default repro/STUDY.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the drafters that are trained; finished ones are used.")]
+DeviceMap = Annotated[
+    str | None, typer.Option("--device-map", help="Spread the target over devices, as accelerate does: 'auto'.")
+]
 Human = Annotated[Path | None, typer.Option("--human", help="Rows of human text (specdiff repro human-text).")]
 Layers = Annotated[str | None, typer.Option("--layers", help="Target layers to start from; default the first fifth.")]
 Window = Annotated[int, typer.Option("--window", help="Tokens drafted in one pass.")]
@@ -90,6 +93,7 @@ def diffuspec(
     steps: Annotated[str, typer.Option("--steps", help="Numbers of denoising steps.")] = "1,2,3,4,5,6,7,8,9,10",
     dtype: o.Dtype = "auto",
     device: o.Device = None,
+    device_map: DeviceMap = None,
     seed: o.Seed = 0,
 ) -> None:
     """DiffuSpec: ablation, fixed against adaptive length, denoising steps, categories, cost of the search."""
@@ -98,7 +102,7 @@ def diffuspec(
         options = Options(
             out=folder, prompts=tuple(read_tasks(prompts or [], limit)), tokens=tokens, seed=seed, progress=progress
         )
-        pair = Pair(load(target, "none", dtype=dtype, device=device), folder)
+        pair = Pair(load(target, "none", dtype=dtype, device=device, device_map=device_map), folder)
         report = paper_diffuspec.run(
             pair,
             drafter,
@@ -164,6 +168,7 @@ def specdiff2(
     learning_rate: Rate = Scale.learning_rate,
     dtype: Annotated[str, typer.Option("--dtype", help="bf16 or fp32.")] = "bf16",
     device: o.Device = None,
+    device_map: DeviceMap = None,
     seed: o.Seed = 0,
 ) -> None:
     """SpecDiff-2: one table, figure or study; figures 2, 7, 12 and the studies train what they compare."""
@@ -178,7 +183,7 @@ def specdiff2(
         options = Options(
             out=folder, prompts=tuple(read_tasks(prompts or [], limit)), tokens=tokens, seed=seed, progress=progress
         )
-        loaded = Pair(load(target, "none", dtype=dtype, device=device), folder)
+        loaded = Pair(load(target, "none", dtype=dtype, device=device, device_map=device_map), folder)
         aligned = DrafterSpec(name=drafter)
         if table is not None:
             if unaligned is None:
@@ -189,7 +194,7 @@ def specdiff2(
             pairs = {target: (loaded, DrafterSpec(name=unaligned, label="unaligned"), aligned)}
             for text in pair or ():
                 other, first, second = _pair(text)
-                decoder = load(other, "none", dtype=dtype, device=device)
+                decoder = load(other, "none", dtype=dtype, device=device, device_map=device_map)
                 pairs[other] = (
                     Pair(decoder, folder), DrafterSpec(name=first, label="unaligned"), DrafterSpec(name=second)
                 )  # fmt: skip

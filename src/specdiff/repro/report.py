@@ -1,7 +1,7 @@
 """What a study writes: ``report.json`` with everything, ``table.md`` to read, ``figure.png`` where it has a figure.
 
-A sentence on a difference is written by a person, into ``notes.json`` beside the report, as ``{"key of the line": "why"}``:
-the next call of the same command puts it into the report.
+Sentences on differences are written by a person, into ``notes.json`` beside the report
+(``{"key of the line": "why"}``); the next call of the same command puts them into the report.
 """
 
 from __future__ import annotations
