@@ -151,8 +151,8 @@ def test_studies_that_train(home: Path, tmp_path: Path, options: list, keys: lis
 
 
 def test_distill_spec_is_trained_or_refused_by_name(home: Path, tmp_path: Path) -> None:
-    arguments = ["repro", "specdiff2", "--figure", 12, "--corpus", home / "t0", "--corpus", home / "t1", *training(home),
-                 "--steps", 2, "--unaligned-steps", 3, *measured(home, tmp_path)]  # fmt: skip
+    arguments = ["repro", "specdiff2", "--figure", 12, "--corpus", home / "t0", "--corpus", home / "t1",
+                 *training(home), "--steps", 2, "--unaligned-steps", 3, *measured(home, tmp_path)]  # fmt: skip
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     if result.exit_code == 0:
         keys = {line["key"] for line in report_of(tmp_path)["tables"][0]["lines"]}

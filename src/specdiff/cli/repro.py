@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -343,7 +342,8 @@ def _refuse_unused(context: typer.Context, name: str) -> None:
     used = {"figure", "table", "study", "temperature", *_COMMON}
     used |= _USED["table" if name.startswith("table") else name]
     for option in sorted(set(context.params) - used):
-        if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+        source = context.get_parameter_source(option)
+        if source is not None and source.name == "COMMANDLINE":  # by name: typer may bring its own click
             raise InputError.of(
                 f"option {option!r}", expected=f"an option of {name}", got=context.params[option], remedy="leave it out"
             )
