@@ -144,7 +144,8 @@ def _plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    return [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    eos: Any = tokenizer.eos_token_id
+    return [] if eos is None else [int(eos)]
 
 
 def _rule(text: str) -> tuple[str, int]:
