@@ -19,7 +19,7 @@ from specdiff.drafters.base import Drafter
 from specdiff.drafters.block_causal import BlockCausalSource
 from specdiff.drafters.cross_tokenizer import CrossTokenizerDrafter
 from specdiff.drafters.ensemble import EnsembleDrafter, Member
-from specdiff.drafters.marginal import MarginalDrafter, MarginalSource
+from specdiff.drafters.marginal import MarginalDrafter
 from specdiff.drafters.masked import MaskedSource
 from specdiff.drafters.multistep import ORDERS, MultiStepDrafter
 from specdiff.drafters.ngram import NgramDrafter
@@ -148,6 +148,26 @@ def load_drafter(
     return loader.load(name)
 
 
+def load_drafter(
+    decoder: SpeculativeDecoder, name: str, *, steps: int = 1, ngram: str | Path | None = None, prepack: bool = True
+) -> Drafter | None:
+    """Another drafter for a target that is loaded already.
+
+    Args:
+        decoder: from `load`. name, steps, ngram, prepack: as for `load`; the drafter takes the target's dtype.
+
+    Raises:
+        InputError, CheckpointError, UnsupportedModelError, DownloadError: see `load`.
+    """
+    target, tokenizer = decoder.target, decoder.tokenizer
+    if not isinstance(target, CausalTarget) or tokenizer is None:
+        raise InputError.of(
+            "decoder", expected="one with a loaded model and its tokenizer", got=target.name, remedy="make it with load"
+        )
+    loader = _DrafterLoader(ModelStore(), target, tokenizer, "auto", steps, "left_to_right", None, prepack, ngram)
+    return loader.load(name)
+
+
 def default_denoiser() -> Path:
     """Folder of the denoiser that ships with the package."""
     return Path(str(resources.files("specdiff"))) / "assets" / DEFAULT_DENOISER
@@ -199,7 +219,7 @@ class _DrafterLoader:
         self._dtype = target.model.dtype if dtype == "auto" else dtype_of(dtype)
         self._device = embedding_table(target.model).device
         self._options = diffusion
-        self._diffusion_members = 0
+        self._diffusion_members = self._stepping_members = 0
 
     def load(self, name: str) -> Drafter | None:
         """The drafter called ``name``; None for ``"none"``."""
@@ -213,7 +233,8 @@ class _DrafterLoader:
                 remedy="leave ngram out, or use such a drafter alone",
             )
         for option, value in self._options.given().items():
-            if self._diffusion_members == 0 or (option == "adapter" and self._diffusion_members > 1):
+            members = self._stepping_members if option in ("steps", "order") else self._diffusion_members
+            if members == 0 or (option == "adapter" and members > 1):
                 raise InputError.of(
                     option,
                     expected="a masked diffusion LM as drafter beside it (one alone for an adapter)",
@@ -271,7 +292,7 @@ class _DrafterLoader:
         if self._prepack:
             denoiser.prepack()
         source = BlockCausalSource(denoiser)
-        return fit_context(self._marginal(source), source.context, target_context=self._target.context)
+        return fit_context(self._in_steps(source), source.context, target_context=self._target.context)
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
         self._diffusion_members += 1
@@ -286,11 +307,13 @@ class _DrafterLoader:
             prepack_layers(lm)
         size = self._common(load_tokenizer(folder), lm.config.vocab_size)
         source = MaskedSource(lm, vocab_size=size, refresh=options.refresh, name=name)
+        return self._in_steps(source)
+
+    def _in_steps(self, source: MaskedSource | BlockCausalSource) -> MarginalDrafter | MultiStepDrafter:
+        self._stepping_members += 1
+        options = self._options
         if options.steps > 1:
             return MultiStepDrafter(source, steps=options.steps, order=options.order)
-        return self._marginal(source)
-
-    def _marginal(self, source: MarginalSource) -> MarginalDrafter:
         return MarginalDrafter(source, scorer=self._scoring, eos_ids=self._target.eos_ids)
 
     def _autoregressive(self, source: str, name: str) -> Drafter:

@@ -150,7 +150,7 @@ def test_pairs_are_read_from_plans_and_rows(tmp_path: Path):
     )
     arm = Arm(budget=Budget(gamma=2, shape=BestFirst(4)), accepted=0.75, nodes=2.0)
     best = Prediction(tau=1.75, speedup=1.0, nodes=2.0)
-    menu = Menu(costs=costs, prior=PRIOR, arms=(arm,), planned=best, fixed=())
+    menu = Menu(costs=costs, arms=(arm,), planned=best, fixed=())
     save_plan(tmp_path / "plan.json", Plan(greedy=menu, sampled=menu), {})
     one, two = plan_samples(tmp_path / "plan.json", greedy=True)
     assert (one.step, one.draft, one.rest, two.rest) == (1.1, 0.5, 0.0, 0.0)

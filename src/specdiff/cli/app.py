@@ -29,6 +29,7 @@ class Commands(LazyGroup):
         "scale": Place("specdiff.cli.scale", "scale", "Project speed-ups for sizes that were not measured."),
         "models": Place("specdiff.cli.models", "app", "Models that can be fetched by name, and what is here."),
         "corpus": Place("specdiff.cli.corpus", "app", "Answers of a target to many prompts, to align drafters with."),
+        "repro": Place("specdiff.cli.repro", "app", "The papers' tables and figures at this machine's scale."),
         "ngram": Place("specdiff.cli.ngram", "app", "N-gram models over token ids, for the path search of drafts."),
     }
 

@@ -34,7 +34,7 @@ class MaskedSource:
         name: used in records.
 
     Attributes:
-        denoiser, refresh: as given. vocab: [W] target ids of the columns.
+        denoiser, refresh: as given. vocab: [W] target ids of the columns. mask_id: of a hidden token.
 
     Raises:
         InputError: an option is out of range, or no id is left to propose.
@@ -65,7 +65,7 @@ class MaskedSource:
             raise InputError.of(
                 "never", expected="at least one id that may be proposed", got=tuple(never), remedy="ban fewer ids"
             )
-        self.denoiser, self.refresh = denoiser, refresh
+        self.denoiser, self.refresh, self.mask_id = denoiser, refresh, config.mask_id
         self.name = name or config.name or config.family
         self.vocab_size: int = size
         self.max_gamma: int | None = window if config.max_window is None else min(window, config.max_window)

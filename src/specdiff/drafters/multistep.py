@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from specdiff.drafters.base import DraftRequest, DraftSession, Observation
+from specdiff.drafters.block_causal import BlockCausalSource
 from specdiff.drafters.marginal import MarginalDrafter
-from specdiff.drafters.masked import MaskedSession, MaskedSource
+from specdiff.drafters.masked import MaskedSource
 from specdiff.errors import InputError
 from specdiff.models.diffusion.base import Window
 from specdiff.randomness import Random
@@ -87,7 +88,7 @@ class MultiStepDrafter:
         InputError: ``steps`` is below 1, or the order is unknown.
     """
 
-    def __init__(self, source: MaskedSource, *, steps: int, order: str = "left_to_right") -> None:
+    def __init__(self, source: MaskedSource | BlockCausalSource, *, steps: int, order: str = "left_to_right") -> None:
         if steps < 1:
             raise InputError.of("steps", expected="an integer >= 1", got=steps, remedy="1 is the one-step drafter")
         if order not in ORDERS:
@@ -146,7 +147,7 @@ class _Canvas:
 class _Session:
     def __init__(self, drafter: MultiStepDrafter, rows: int) -> None:
         self._drafter, self._order = drafter, ORDERS[drafter.order]
-        self._inner: MaskedSession = drafter.source.open(rows)
+        self._inner = drafter.source.open(rows)
 
     @property
     def passes(self) -> int:
@@ -169,7 +170,7 @@ class _Session:
 
     def _blank(self, request: DraftRequest) -> _Canvas:
         gamma = request.budget.gamma
-        tokens = torch.full((gamma,), self._drafter.source.denoiser.config.mask_id, dtype=torch.int64)
+        tokens = torch.full((gamma,), self._drafter.source.mask_id, dtype=torch.int64)
         return _Canvas(request, tokens, group_sizes(gamma, self._drafter.steps), list(range(gamma)))
 
     def _reveal(self, canvas: _Canvas, logits: Tensor) -> None:
