@@ -14,6 +14,7 @@ from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Drafter
 from specdiff.drafters.block_causal import BlockCausalSource
 from specdiff.drafters.cross_tokenizer import CrossTokenizerDrafter
+from specdiff.drafters.eagle import EagleDrafter
 from specdiff.drafters.ensemble import EnsembleDrafter, Member
 from specdiff.drafters.marginal import MarginalDrafter, MarginalSource
 from specdiff.drafters.masked import MaskedSource
@@ -32,6 +33,7 @@ from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.models.diffusion.families import is_diffusion
 from specdiff.models.diffusion.model import DiffusionLM
 from specdiff.models.diffusion.tokenizer import load_tokenizer
+from specdiff.models.eagle import EagleHead, is_eagle
 from specdiff.models.load_target import dtype_of, load_target
 from specdiff.models.prepacked import prepack as prepack_layers
 from specdiff.models.tables import embedding_table, output_table
@@ -71,7 +73,8 @@ def load(
     Args:
         target: catalog name (``specdiff models list``), a local folder, or a Hugging Face id.
         drafter: ``"default"`` (the denoiser that ships with the default target), ``"none"``, ``"ngram"``, a folder or
-            id of weights (block-causal denoiser, masked diffusion LM, or any causal LM), or several joined by ``+``.
+            id of weights (block-causal denoiser, EAGLE head, masked diffusion LM, or any causal LM), or several joined by
+            ``+``.
         dtype: of the target: ``"auto"``, ``"bf16"``, ``"fp16"``, ``"fp32"`` or a torch dtype. drafter_dtype: the same
             for the drafter; ``"auto"`` = the target's.
         device: ``"cpu"``, ``"cuda"``, ...; None = the best there is. device_map: accelerate's, e.g. ``"auto"``.
@@ -192,6 +195,8 @@ class _DrafterLoader:
         if "base_model_type" in config:
             check_weights(folder)
             return self._denoiser(folder, is_default=name == "default")
+        if is_eagle(folder, config):
+            return self._eagle(folder)
         # published code of diffusion LMs is mapped to transformers' own modules, never run
         if self._family is not None or is_diffusion(config):
             return self._diffusion(folder, name)
@@ -217,6 +222,20 @@ class _DrafterLoader:
             denoiser.prepack()
         source = BlockCausalSource(denoiser)
         return fit_context(self._marginal(source), source.context, target_context=self._target.context)
+
+    def _eagle(self, folder: Path) -> Drafter:
+        if self._dtype != self._target.model.dtype:
+            raise InputError.of(
+                "drafter_dtype",
+                expected=f"{self._target.model.dtype}, the target's: an EAGLE head shares its table and LM head",
+                got=self._dtype,
+                remedy="leave it out",
+            )
+        head = EagleHead.from_pretrained(folder, self._target.model)
+        if self._prepack:
+            head.prepack()
+        drafter = EagleDrafter(head)
+        return fit_context(drafter, drafter.context, target_context=self._target.context)
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
         lm = DiffusionLM.from_pretrained(folder, family=self._family, dtype=self._dtype, device=self._device)

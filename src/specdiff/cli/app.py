@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers.utils import logging
 
 from specdiff import __version__
-from specdiff.cli import chat, corpus, distill, doctor, generate, models, ngram, profile, tune
+from specdiff.cli import chat, corpus, distill, distill_eagle, doctor, generate, models, ngram, profile, tune
 from specdiff.errors import SpecdiffError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
 app.command("profile")(profile.profile)
 app.command("distill")(distill.distill)
+app.command("distill-eagle")(distill_eagle.distill_eagle)
 app.command("tune")(tune.tune_)
 app.add_typer(models.app, name="models")
 app.add_typer(corpus.app, name="corpus")

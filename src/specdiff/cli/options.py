@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specdiff.errors import InputError
-from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Shape, Siblings
+from specdiff.types import EAGLE_TREE, BestFirst, CausalPaths, Chain, DynamicTree, Samples, Shape, Siblings, StaticTree
 
 Target = Annotated[str, typer.Option("--target", help="Catalog name, local folder, or Hugging Face id.")]
 Drafter = Annotated[
@@ -22,7 +22,8 @@ ShapeText = Annotated[
     typer.Option(
         "--shape",
         help="chain, samples:K, siblings:6,2,1,1, best-first:NODES or paths:KEEP (with --ngram; further values as "
-        "paths:3,beam=5,mass=0.9,cap=20,weight=0.7); default by temperature.",
+        "paths:3,beam=5,mass=0.9,cap=20,weight=0.7); for autoregressive and EAGLE drafters also static:eagle, "
+        "static:0,1,0.0,0.1 (nodes by rank; ',sampled' draws them) and dynamic:NODES[,top=K]; default by temperature.",
     ),
 ]
 Ngram = Annotated[
@@ -60,7 +61,7 @@ def parse_shape(text: str) -> Shape:
     """Read a draft shape.
 
     Raises:
-        InputError: the text is none of the five forms, or a value is out of range.
+        InputError: the text is none of the forms, or a value is out of range.
     """
     kind, _, value = text.partition(":")
     try:
@@ -74,13 +75,18 @@ def parse_shape(text: str) -> Shape:
             return BestFirst(int(value))
         if kind == "paths":
             return _paths(value)
+        if kind == "static":
+            return _static(value)
+        if kind == "dynamic":
+            return _dynamic(value)
     except InputError:
         raise
     except ValueError:
         pass
     raise InputError.of(
         "shape",
-        expected="chain, samples:K, siblings:W1,W2,..., best-first:NODES or paths:KEEP",
+        expected="chain, samples:K, siblings:W1,W2,..., best-first:NODES, paths:KEEP, static:eagle, static:PATHS or "
+        "dynamic:NODES",
         got=text,
         remedy="for example --shape best-first:24",
     )
@@ -99,3 +105,22 @@ def _paths(text: str) -> CausalPaths:
     if given:
         raise ValueError(given)
     return CausalPaths(beam=beam, keep=keep, mass=mass, cap=cap, weight=weight)
+
+
+def _static(text: str) -> StaticTree:
+    """Read ``eagle`` or nodes such as ``0,1,0.0,0.1``, and ``,sampled`` behind either."""
+    parts = text.split(",")
+    sampled = parts[-1] == "sampled"
+    nodes = parts[:-1] if sampled else parts
+    if nodes == ["eagle"]:
+        return StaticTree(EAGLE_TREE.paths, sampled)
+    return StaticTree(tuple(tuple(int(rank) for rank in node.split(".")) for node in nodes), sampled)
+
+
+def _dynamic(text: str) -> DynamicTree:
+    """Read ``NODES,top=K``, each part optional."""
+    nodes, _, rest = text.partition(",")
+    name, _, top = rest.partition("=")
+    if rest and name != "top":
+        raise ValueError(rest)
+    return DynamicTree(int(nodes) if nodes else DynamicTree.nodes, int(top) if rest else DynamicTree.top)
