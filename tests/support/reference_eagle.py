@@ -10,7 +10,14 @@ from torch import Tensor
 
 
 def forward(
-    state: Mapping[str, Tensor], embeddings: Tensor, features: Tensor, *, heads: int, kv_heads: int, theta: float, eps: float
+    state: Mapping[str, Tensor],
+    embeddings: Tensor,
+    features: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    theta: float,
+    eps: float,
 ) -> Tensor:
     """Predicted features [N, H]; row i has the embedding of token i + 1 and the feature of position i.
 
@@ -36,7 +43,9 @@ def forward(
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
     q = rotated(linear(f"{layer}self_attn.q_proj", x).view(n, heads, dim))
-    k = rotated(linear(f"{layer}self_attn.k_proj", x).view(n, kv_heads, dim)).repeat_interleave(heads // kv_heads, dim=1)
+    k = rotated(linear(f"{layer}self_attn.k_proj", x).view(n, kv_heads, dim)).repeat_interleave(
+        heads // kv_heads, dim=1
+    )
     v = linear(f"{layer}self_attn.v_proj", x).view(n, kv_heads, dim).repeat_interleave(heads // kv_heads, dim=1)
     scores = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(dim)
     scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)

@@ -14,7 +14,7 @@ from specdiff.cli.app import app
 from specdiff.cli.generate import agreement, read_prompts
 from specdiff.cli.options import parse_shape
 from specdiff.errors import InputError, PairingError
-from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Siblings
+from specdiff.types import EAGLE_TREE, BestFirst, CausalPaths, Chain, DynamicTree, Samples, Siblings, StaticTree
 from support.tiny_targets import tiny_model
 from support.tokenizing import byte_level
 
@@ -152,13 +152,22 @@ def test_a_plan_is_measured_kept_and_used(target, tmp_path: Path, monkeypatch: p
         ("paths:5", CausalPaths(beam=5, keep=5)),
         ("paths:2,beam=4,mass=0.9,cap=20,weight=0.7", CausalPaths(4, 2, 0.9, 20, 0.7)),
         ("paths:weight=1", CausalPaths(weight=1.0)),
+        ("static:eagle", EAGLE_TREE),
+        ("static:eagle,sampled", StaticTree(EAGLE_TREE.paths, sampled=True)),
+        ("static:0,1,0.0", StaticTree(((0,), (1,), (0, 0)))),
+        ("dynamic:", DynamicTree(60, 10)),
+        ("dynamic:24", DynamicTree(24, 10)),
+        ("dynamic:24,top=4", DynamicTree(24, 4)),
     ],
 )
 def test_shapes(text, shape):
     assert parse_shape(text) == shape
 
 
-@pytest.mark.parametrize("text", ["", "chain:3", "samples", "samples:x", "siblings:", "siblings:2;1", "tree:4"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "chain:3", "samples", "samples:x", "siblings:", "siblings:2;1", "tree:4", "static:", "dynamic:4,width=2"],
+)
 def test_unknown_shapes_are_refused(text):
     with pytest.raises(InputError, match="shape"):
         parse_shape(text)

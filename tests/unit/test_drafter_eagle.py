@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Observation
 from specdiff.drafters.eagle import EagleDrafter
+from specdiff.drafters.growing import grow
+from specdiff.drafters.marginal import MarginalDrafter
 from specdiff.errors import DrafterError, InputError, PairingError
 from specdiff.models.eagle import EagleHead
+from specdiff.randomness import RandomStream
+from specdiff.testing import TableMarginals
 from specdiff.types import (
     EAGLE_TREE,
     BestFirst,
@@ -146,8 +151,6 @@ def test_a_round_makes_as_many_passes_as_the_tree_is_deep() -> None:
     assert set(full) == {4}
 
 
-
-
 @pytest.mark.parametrize("shape", [EAGLE_TREE, DynamicTree(12, 4), SAMPLED])
 def test_drafting_after_many_rounds_equals_drafting_from_scratch(shape) -> None:
     target = llama(6, vocab=SMALL)  # few tokens: trees are accepted often
@@ -200,7 +203,7 @@ def test_missing_features_are_named() -> None:
 def test_a_prompt_of_one_token_gets_an_empty_draft_first() -> None:
     target = llama(1)
     _, events = decode(target, drafter_of(target), Budget(gamma=3, shape=EAGLE_TREE), prompts=[torch.tensor([7])])
-    assert [e.record.nodes for e in events][0] == 0
+    assert events[0].record.nodes == 0
     assert events[1].record.nodes > 0
 
 
@@ -220,3 +223,41 @@ def test_rules_and_shapes_that_do_not_fit_are_refused() -> None:
 def test_shapes_with_holes_are_refused(paths) -> None:
     with pytest.raises(InputError, match="paths"):
         StaticTree(paths)
+
+
+def test_drafters_of_independent_positions_refuse_these_trees() -> None:
+    drafter = MarginalDrafter(TableMarginals.random(4, 3))
+    for shape in (EAGLE_TREE, DynamicTree()):
+        with pytest.raises(InputError, match=type(shape).__name__):
+            drafter.provenance(Budget(gamma=3, shape=shape))
+
+
+def test_a_causal_model_as_its_own_drafter_has_its_static_trees_accepted_to_their_depth() -> None:
+    target = llama(1)
+    drafter = AutoregressiveDrafter(target, vocab_size=48)
+    _, events = decode(target, drafter, Budget(gamma=4, shape=EAGLE_TREE), prompts=PROMPTS[:1], new_tokens=20)
+    assert [e.record.accepted for e in events] == [4, 4, 4, 4]
+
+
+def test_a_causal_model_can_draft_dynamic_trees() -> None:
+    target = llama(1)
+    drafter = AutoregressiveDrafter(target, vocab_size=48)
+    loop, events = decode(target, drafter, Budget(gamma=4, shape=DynamicTree(12, 4)), new_tokens=20)
+    for row, prompt in zip(loop.rows, PROMPTS, strict=True):
+        assert row.new_tokens == plain(target, prompt, 20)
+    assert min(e.record.accepted for e in events if e.record.proposed > 0) >= 1  # the best token is always among them
+
+
+def test_static_trees_stop_at_the_vocabulary_and_at_tokens_of_probability_zero() -> None:
+    tree = StaticTree(((0,), (1,), (2,), (2, 0)))
+    logits = torch.tensor([1.0, 0.0, -torch.inf])
+    for shape, sizes in ((tree, 3), (StaticTree(tree.paths, sampled=True), 2)):
+        grower = grow(logits, Budget(gamma=2, shape=shape), RandomStream(0, "draft"), vocab=None, source="")
+        draft = None
+        try:
+            level = next(grower)
+            grower.send(torch.zeros(len(level), 3))
+        except StopIteration as finished:
+            draft = finished.value
+        assert draft is not None
+        assert draft.tree.depths.count(1) == sizes

@@ -38,8 +38,8 @@ def test_forward_equals_the_reference(family: str, bias: bool) -> None:
     config = head.decoder.config
     rows = tiny_model(family).get_input_embeddings().weight[tokens[0]]
     wanted = forward(
-        head.published_state(), rows, features[0], heads=config.num_attention_heads, kv_heads=config.num_key_value_heads,
-        theta=config.rope_parameters["rope_theta"], eps=config.rms_norm_eps,
+        head.published_state(), rows, features[0], heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads, theta=config.rope_parameters["rope_theta"], eps=config.rms_norm_eps,
     )  # fmt: skip
     with torch.no_grad():
         got = head(tokens, features)[0]
@@ -58,7 +58,9 @@ def test_loss_and_gradient_equal_the_reference() -> None:
     wanted.backward()
     torch.testing.assert_close(result.loss, wanted)
     torch.testing.assert_close(mine.grad, theirs.grad)
-    assert float(result.agreement) == float(((predicted @ table.T).argmax(-1) == (features @ table.T).argmax(-1)).float().mean())
+    assert float(result.agreement) == float(
+        ((predicted @ table.T).argmax(-1) == (features @ table.T).argmax(-1)).float().mean()
+    )
 
 
 def test_the_loss_of_the_target_itself_is_the_entropy_of_its_laws() -> None:

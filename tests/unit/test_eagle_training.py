@@ -153,7 +153,10 @@ def test_noise_is_uniform_scaled_by_length_and_the_batchs_own(prepared, tmp_path
 
 def test_what_a_batch_learns_begins_at_the_last_prompt_token() -> None:
     batch = EagleBatch.of(
-        [AnswerRow(id="a", tokens=(1, 2, 3, 4, 5, 6), prompt_length=3), AnswerRow(id="b", tokens=(7, 8, 9), prompt_length=1)]
+        [
+            AnswerRow(id="a", tokens=(1, 2, 3, 4, 5, 6), prompt_length=3),
+            AnswerRow(id="b", tokens=(7, 8, 9), prompt_length=1),
+        ]
     )
     assert batch.learned.int().tolist() == [[0, 1, 1, 1, 0], [1, 0, 0, 0, 0]]
 

@@ -131,7 +131,10 @@ def _bare(path: Path, target: CausalTarget) -> Corpus:
     for row in read_rows(path):
         if not 0 <= min(row.tokens) <= max(row.tokens) < target.vocab_size:
             raise InputError.of(
-                "answers", expected=f"ids below {target.vocab_size}", got=f"row {row.id!r}", remedy="use this target's rows"
+                "answers",
+                expected=f"ids below {target.vocab_size}",
+                got=f"row {row.id!r}",
+                remedy="use this target's rows",
             )
         ids = row.tokens[row.prompt_length :]
         finish: Finish = "eos" if ids[-1] in target.eos_ids else "length"
@@ -165,7 +168,7 @@ def prepare_eagle(
         recipe: what decides the result. output: folder of the run.
         target: loaded in the recipe's dtype; frozen, never written. tokenizer: its own.
         corpora: folders or row files of this target's answers, and how much of a batch comes from each.
-        answers: files of bare rows (``id``, ``prompt_ids``, ``ids``), and their weights; whose they are, nothing checks.
+        answers: files of bare rows (``id``, ``prompt_ids``, ``ids``) and their weights; nothing checks whose they are.
         allow_other_model: take answers of another model with the same tokenizer.
         name: free label of the head. checkpoint_minutes, evaluate_minutes: of training time.
 
@@ -192,9 +195,7 @@ def prepare_eagle(
     torch.manual_seed(recipe.seed)
     target.model.requires_grad_(False)
     head = EagleHead(target.model, bias=recipe.bias, name=name)
-    sources = [
-        (tuple(row for row in rows if len(row.tokens) >= _SHORTEST), weight) for rows, weight in parts.sources
-    ]
+    sources = [(tuple(row for row in rows if len(row.tokens) >= _SHORTEST), weight) for rows, weight in parts.sources]
     stream = WindowStream(
         sources,
         torch.arange(target.vocab_size),

@@ -134,7 +134,8 @@ def read_corpora(
     """Read a target's answers, each corpus with its weight; ``tables``: the target's fingerprint.
 
     Raises:
-        InputError: there are none, or a weight is not positive (CorpusError, BrokenRowError: see `specdiff.corpus.read`).
+        InputError: there are none, or a weight is not positive (CorpusError, BrokenRowError: see
+            `specdiff.corpus.read`).
     """
     if not corpora:
         raise InputError.of("corpus", expected="at least one", got="none", remedy="make one: specdiff corpus make")

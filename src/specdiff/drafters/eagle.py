@@ -2,15 +2,20 @@
 
 Row i of the head holds the target's feature of position i and token i + 1. So the committed prefix of L tokens gives
 L - 1 rows, all with true features, which stay in the head's cache; the last one's output is the predicted feature of
-the last committed token and gives q of the first drafted one. A drafted node's row has its parent's *predicted* feature;
-such rows leave the cache when the round is over, and accepted tokens are read again with the features that the target
-itself found. A round makes one pass over what was committed since and one a further level: as many as the tree is deep.
+the last committed token and gives q of the first drafted one. A drafted node's row has its parent's *predicted*
+feature; such rows leave the cache when the round is over, and accepted tokens are read again with the features that the
+target itself found. A round makes one pass over what was committed since and one a further level: as many as the tree
+is deep.
 
-What the papers do, and what is done here. T = 0: the longest path of argmaxes in a tree of most probable tokens, in both.
-T > 0, EAGLE (arXiv 2401.15077): siblings drawn without replacement in its static tree, tested one by one; that is
-``StaticTree(..., sampled=True)`` with the rule ``without_replacement``, q at every node. T > 0, EAGLE-2 (2406.16858): a
-tree of most probable tokens is tested with q = 1; here such a tree carries no q and is walked, which is as exact and
-accepts the same: the p-mass of the children. Rules that would need a q that a tree has not are refused.
+What the papers do, and what is done here:
+
+* T = 0: the longest path of argmaxes in a tree of most probable tokens, in both.
+* T > 0, EAGLE (arXiv 2401.15077): siblings drawn without replacement in its static tree, tested one by one. Here that is
+  ``StaticTree(..., sampled=True)`` with the rule ``without_replacement`` and q at every node.
+* T > 0, EAGLE-2 (arXiv 2406.16858): a tree of most probable tokens is tested with q = 1. Here such a tree carries no q
+  and is walked, which is as exact and accepts the same: the p-mass of the children.
+
+Rules that would need a q that a tree has not are refused.
 
 Shapes: L tokens of a prefix, n new rows, H hidden size, V vocabulary.
 """
@@ -177,9 +182,7 @@ class EagleSession:
         logits = self._logits(torch.cat([outputs[row] for row in levels]))
         return dict(zip(levels, logits.split([len(level) for level in levels.values()]), strict=True))
 
-    def _run(
-        self, new: Mapping[int, NewRows], inputs: Mapping[int, tuple[Tensor, Tensor]]
-    ) -> dict[int, Tensor]:
+    def _run(self, new: Mapping[int, NewRows], inputs: Mapping[int, tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
         """One pass; predicted features [n, H] of each row's new rows, which stay in the cache."""
         entries = [new.get(row, NewRows.causal(_NONE)) for row in range(self._rows)]
         size = max(e.tokens.numel() for e in entries)

@@ -5,8 +5,8 @@ head gets the feature of position i and the embedding of token i + 1, and predic
 
     [embedding of token i + 1 ; feature i] -> fc (2 H -> H) -> one decoder layer of the target's kind -> feature i + 1
 
-The layer's input norm and the final norm are left out, as in the published checkpoints, whose layout is read and written
-here: ``fc.weight``, ``fc.bias`` (optional), ``layers.0.*``; an ``embed_tokens.weight`` is the target's own table and is
+The layer's input norm and the final norm are left out, as in the published checkpoints, whose layout is read and
+written here: ``fc.weight``, ``fc.bias`` (optional), ``layers.0.*``; an ``embed_tokens.weight`` is the target's own table and is
 not kept. Embedding table and LM head are the target's modules.
 
 Shapes: B batch, N rows of a pass, H hidden size, V vocabulary.
@@ -70,7 +70,12 @@ class EagleHead(nn.Module):
     """
 
     def __init__(
-        self, target: PreTrainedModel, *, bias: bool = True, config: Mapping[str, Any] | None = None, name: str = "eagle"
+        self,
+        target: PreTrainedModel,
+        *,
+        bias: bool = True,
+        config: Mapping[str, Any] | None = None,
+        name: str = "eagle",
     ) -> None:
         super().__init__()
         inner = target.get_decoder()
@@ -165,7 +170,9 @@ class EagleHead(nn.Module):
         tensors.pop(_TABLE, None)
         inner = target.get_decoder().config
         _check_pairing(config, inner.to_dict(), target)
-        head = cls(target, bias="fc.bias" in tensors, config=_layer_config(config), name=str(config.get("name", "eagle")))
+        head = cls(
+            target, bias="fc.bias" in tensors, config=_layer_config(config), name=str(config.get("name", "eagle"))
+        )
         _check_shapes(head.published_state(), tensors, directory)
         head.load_state_dict({name if name.startswith("fc.") else f"decoder.{name}": t for name, t in tensors.items()})
         return head.eval()

@@ -126,9 +126,7 @@ class EagleTrainer:
         compared = torch.randperm(len(wanted), generator=generator)[: self.positions or None].to(device)
         with torch.no_grad():
             target_logits = self.head.logits(wanted[compared])
-        return eagle_loss(
-            predicted, wanted, self.head.logits(predicted[compared]), target_logits, weight=self.weight
-        )
+        return eagle_loss(predicted, wanted, self.head.logits(predicted[compared]), target_logits, weight=self.weight)
 
     def run(self) -> None:
         """Train until the budget is used up, or until SIGTERM or SIGINT; leave a checkpoint and exports behind.
