@@ -10,8 +10,8 @@ is deep.
 What the papers do, and what is done here:
 
 * T = 0: the longest path of argmaxes in a tree of most probable tokens, in both.
-* T > 0, EAGLE (arXiv 2401.15077): siblings drawn without replacement in its static tree, tested one by one. Here that is
-  ``StaticTree(..., sampled=True)`` with the rule ``without_replacement`` and q at every node.
+* T > 0, EAGLE (arXiv 2401.15077): siblings drawn without replacement in its static tree, tested one by one. Here that
+  is ``StaticTree(..., sampled=True)`` with the rule ``without_replacement`` and q at every node.
 * T > 0, EAGLE-2 (arXiv 2406.16858): a tree of most probable tokens is tested with q = 1. Here such a tree carries no q
   and is walked, which is as exact and accepts the same: the p-mass of the children.
 

@@ -5,8 +5,8 @@ head gets the feature of position i and the embedding of token i + 1, and predic
 
     [embedding of token i + 1 ; feature i] -> fc (2 H -> H) -> one decoder layer of the target's kind -> feature i + 1
 
-The layer's input norm and the final norm are left out, as in the published checkpoints, whose layout is read and
-written here: ``fc.weight``, ``fc.bias`` (optional), ``layers.0.*``; an ``embed_tokens.weight`` is the target's own table and is
+The layer's input norm and the final norm are left out, as in the published checkpoints. Their layout is read and written
+here: ``fc.weight``, ``fc.bias`` (optional), ``layers.0.*``. An ``embed_tokens.weight`` is the target's own table and is
 not kept. Embedding table and LM head are the target's modules.
 
 Shapes: B batch, N rows of a pass, H hidden size, V vocabulary.
@@ -18,7 +18,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -100,11 +100,14 @@ class EagleHead(nn.Module):
         decoder.set_input_embeddings(nn.Identity())
         decoder.norm = nn.Identity()
         decoder.layers[0].input_layernorm = nn.Identity()  # type: ignore[index] - a ModuleList
-        self.decoder = decoder.to(table.device)
+        nn.Module.to(decoder, table.device)
+        self.decoder = decoder
         self.fc = nn.Linear(2 * self.hidden_size, self.hidden_size, bias=bias, dtype=table.dtype, device=table.device)
         # not registered: no part of the head's state, and packed or split as the target has them
-        self._borrowed = (target.get_input_embeddings(), target.get_output_embeddings())
         self._tables = (table, output_table(target))
+        self._borrowed = cast(
+            "tuple[nn.Module, nn.Module]", (target.get_input_embeddings(), target.get_output_embeddings())
+        )
 
     def embed(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Join features [..., H] with the embeddings of the tokens [...] that follow them, to inputs [..., H]."""
