@@ -5,9 +5,9 @@ head gets the feature of position i and the embedding of token i + 1, and predic
 
     [embedding of token i + 1 ; feature i] -> fc (2 H -> H) -> one decoder layer of the target's kind -> feature i + 1
 
-The layer's input norm and the final norm are left out, as in the published checkpoints. Their layout is read and written
-here: ``fc.weight``, ``fc.bias`` (optional), ``layers.0.*``. An ``embed_tokens.weight`` is the target's own table and is
-not kept. Embedding table and LM head are the target's modules.
+The layer's input norm and the final norm are left out, as in the published checkpoints. Their layout is read and
+written here: ``fc.weight``, ``fc.bias`` (optional), ``layers.0.*``. An ``embed_tokens.weight`` is the target's own
+table and is not kept. Embedding table and LM head are the target's modules.
 
 Shapes: B batch, N rows of a pass, H hidden size, V vocabulary.
 """
