@@ -18,6 +18,7 @@ from specdiff.drafters.autoregressive import AutoregressiveDrafter
 from specdiff.drafters.base import Drafter
 from specdiff.drafters.block_causal import BlockCausalSource
 from specdiff.drafters.cross_tokenizer import CrossTokenizerDrafter
+from specdiff.drafters.eagle import EagleDrafter
 from specdiff.drafters.ensemble import EnsembleDrafter, Member
 from specdiff.drafters.marginal import MarginalDrafter
 from specdiff.drafters.masked import MaskedSource
@@ -38,6 +39,7 @@ from specdiff.models.diffusion.loading import cast_parameters
 from specdiff.models.diffusion.lora import merge_lora
 from specdiff.models.diffusion.model import DiffusionLM
 from specdiff.models.diffusion.tokenizer import load_tokenizer
+from specdiff.models.eagle import EagleHead, is_eagle
 from specdiff.models.load_target import dtype_of, load_target
 from specdiff.models.prepacked import prepack as prepack_layers
 from specdiff.models.tables import embedding_table, output_table
@@ -268,6 +270,8 @@ class _DrafterLoader:
         if "base_model_type" in config:
             check_weights(folder)
             return self._denoiser(folder, is_default=name == "default")
+        if is_eagle(folder, config):
+            return self._eagle(folder)
         # published code of diffusion LMs is mapped to transformers' own modules, never run
         if self._options.family is not None or is_diffusion(config):
             return self._diffusion(folder, name)
@@ -293,6 +297,20 @@ class _DrafterLoader:
             denoiser.prepack()
         source = BlockCausalSource(denoiser)
         return fit_context(self._in_steps(source), source.context, target_context=self._target.context)
+
+    def _eagle(self, folder: Path) -> Drafter:
+        if self._dtype != self._target.model.dtype:
+            raise InputError.of(
+                "drafter_dtype",
+                expected=f"{self._target.model.dtype}, the target's: an EAGLE head shares its table and LM head",
+                got=self._dtype,
+                remedy="leave it out",
+            )
+        head = EagleHead.from_pretrained(folder, self._target.model)
+        if self._prepack:
+            head.prepack()
+        drafter = EagleDrafter(head)
+        return fit_context(drafter, drafter.context, target_context=self._target.context)
 
     def _diffusion(self, folder: Path, name: str) -> Drafter:
         self._diffusion_members += 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from specdiff.errors import InputError
-from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Shape, Siblings
+from specdiff.types import EAGLE_TREE, BestFirst, CausalPaths, Chain, DynamicTree, Samples, Shape, Siblings, StaticTree
 
 
 def parse_shape(text: str) -> Shape:
     """Read a draft shape.
 
     Raises:
-        InputError: the text is none of the five forms, or a value is out of range.
+        InputError: the text is none of the forms, or a value is out of range.
     """
     kind, _, value = text.partition(":")
     try:
@@ -24,13 +24,18 @@ def parse_shape(text: str) -> Shape:
             return BestFirst(int(value))
         if kind == "paths":
             return _paths(value)
+        if kind == "static":
+            return _static(value)
+        if kind == "dynamic":
+            return _dynamic(value)
     except InputError:
         raise
     except ValueError:
         pass
     raise InputError.of(
         "shape",
-        expected="chain, samples:K, siblings:W1,W2,..., best-first:NODES or paths:KEEP",
+        expected="chain, samples:K, siblings:W1,W2,..., best-first:NODES, paths:KEEP, static:eagle, static:PATHS or "
+        "dynamic:NODES",
         got=text,
         remedy="for example --shape best-first:24",
     )
@@ -52,6 +57,11 @@ def shape_text(shape: Shape) -> str:
             usual = CausalPaths(keep=shape.keep, beam=max(CausalPaths.beam, shape.keep))
             values = [f"{name}={value!r}" for name, value in rest.items() if value != getattr(usual, name)]
             return ",".join([f"paths:{shape.keep}", *values])
+        case StaticTree(paths, sampled):
+            nodes = ["eagle"] if paths == EAGLE_TREE.paths else [".".join(map(str, path)) for path in paths]
+            return "static:" + ",".join([*nodes, *(["sampled"] if sampled else [])])
+        case DynamicTree(nodes, top):
+            return f"dynamic:{nodes},top={top}"
 
 
 def _paths(text: str) -> CausalPaths:
@@ -67,3 +77,22 @@ def _paths(text: str) -> CausalPaths:
     if given:
         raise ValueError(given)
     return CausalPaths(beam=beam, keep=keep, mass=mass, cap=cap, weight=weight)
+
+
+def _static(text: str) -> StaticTree:
+    """Read ``eagle`` or nodes such as ``0,1,0.0,0.1``, and ``,sampled`` behind either."""
+    parts = text.split(",")
+    sampled = parts[-1] == "sampled"
+    nodes = parts[:-1] if sampled else parts
+    if nodes == ["eagle"]:
+        return StaticTree(EAGLE_TREE.paths, sampled)
+    return StaticTree(tuple(tuple(int(rank) for rank in node.split(".")) for node in nodes), sampled)
+
+
+def _dynamic(text: str) -> DynamicTree:
+    """Read ``NODES,top=K``, each part optional."""
+    nodes, _, rest = text.partition(",")
+    name, _, top = rest.partition("=")
+    if rest and name != "top":
+        raise ValueError(rest)
+    return DynamicTree(int(nodes) if nodes else DynamicTree.nodes, int(top) if rest else DynamicTree.top)

@@ -213,11 +213,81 @@ class CausalPaths:
         real("weight", self.weight, lambda v: 0 <= v <= 1, expected="a number in [0, 1]", remedy="the paper has 0.5")
 
 
-Shape = Chain | Samples | Siblings | BestFirst | CausalPaths
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree whose shape is given node by node; EAGLE's (arXiv 2401.15077) is `EAGLE_TREE`.
+
+    Attributes:
+        paths: each node as the ranks from the root down to it: (0, 1) is the second child of the first child.
+        sampled: children are drawn without replacement, so that rank is draw order and the draft carries q; otherwise
+            they are the most probable tokens in falling order, and it does not.
+
+    Raises:
+        InputError: a node's parent or elder sibling is missing, or a node is given twice.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        given = sequence("paths", self.paths, expected="a tuple of tuples of ranks", remedy="such as ((0,), (1,))")
+        for path in given:
+            for rank in sequence("paths", path, expected="ranks from the root down", remedy="such as (0, 1)"):
+                integer("paths", rank, 0, remedy="ranks start at 0")
+        nodes = set(self.paths)
+        for path in self.paths:
+            needed = [path[:-1]] if len(path) > 1 else []
+            needed += [(*path[:-1], path[-1] - 1)] if path and path[-1] > 0 else []
+            missing = [other for other in needed if other not in nodes]
+            if not path or missing:
+                raise InputError.of(
+                    "paths",
+                    expected="with every node its parent and its elder sibling",
+                    got=f"{path} without {missing}",
+                    remedy="add the missing nodes",
+                )
+        if len(nodes) < len(self.paths) or not nodes:
+            raise InputError.of("paths", expected="nodes, each once", got=self.paths, remedy="name each node once")
+
+    def within(self, depth: int) -> list[tuple[int, ...]]:
+        """The nodes down to a depth, by depth, then in order of rank."""
+        return sorted((p for p in self.paths if len(p) <= depth), key=lambda p: (len(p), p))
+
+
+_PUBLISHED = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+EAGLE_TREE = StaticTree(tuple(tuple(map(int, path)) for path in _PUBLISHED.split()))
+"""The published tree of EAGLE: 26 nodes with the root, 25 of them drafted, five deep."""
+
+
+@dataclass(frozen=True)
+class DynamicTree:
+    """The confidence tree of EAGLE-2 (arXiv 2406.16858): a beam, then its best nodes.
+
+    At each depth the ``top`` nodes with the largest product of probabilities are expanded, each by its ``top`` most
+    probable tokens; of all nodes met, the ``nodes`` best become the draft. The depth is the budget's gamma.
+
+    Attributes:
+        nodes: at most so many are kept. top: width of the beam, and children looked at under each of its nodes.
+
+    Raises:
+        InputError: a number is below 1.
+    """
+
+    nodes: int = 60
+    top: int = 10
+
+    def __post_init__(self) -> None:
+        for name, value in (("nodes", self.nodes), ("top", self.top)):
+            integer(name, value, 1, remedy="the paper has 60 nodes and the top 10")
+
+
+Shape = Chain | Samples | Siblings | BestFirst | CausalPaths | StaticTree | DynamicTree
 
 
 def may_branch(shape: Shape) -> bool:
     """Whether drafts of this shape may have two children of one node."""
+    if isinstance(shape, StaticTree):
+        return any(any(path) for path in shape.paths)
     return not isinstance(shape, Chain) and not (isinstance(shape, CausalPaths) and shape.keep == 1)
 
 
@@ -247,7 +317,7 @@ class Budget:
         if not isinstance(self.shape, Shape):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError.of(
                 "shape",
-                expected="a Chain, Samples, Siblings, BestFirst or CausalPaths",
+                expected="a Chain, Samples, Siblings, BestFirst, CausalPaths, StaticTree or DynamicTree",
                 got=self.shape,
                 remedy="make one of these",
             )

@@ -19,7 +19,17 @@ from specdiff.cli.generate import agreement, read_prompts
 from specdiff.cli.show import folding_table
 from specdiff.errors import InputError, PairingError
 from specdiff.shapes import parse_shape
-from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Samples, Siblings
+from specdiff.types import (
+    EAGLE_TREE,
+    BestFirst,
+    Budget,
+    CausalPaths,
+    Chain,
+    DynamicTree,
+    Samples,
+    Siblings,
+    StaticTree,
+)
 from support.tiny_targets import tiny_model
 from support.tokenizing import byte_level
 
@@ -227,13 +237,22 @@ def test_a_foreign_plan_is_explained_and_measured_again_where_asked(target, tmp_
         ("paths:5", CausalPaths(beam=5, keep=5)),
         ("paths:2,beam=4,mass=0.9,cap=20,weight=0.7", CausalPaths(4, 2, 0.9, 20, 0.7)),
         ("paths:weight=1", CausalPaths(weight=1.0)),
+        ("static:eagle", EAGLE_TREE),
+        ("static:eagle,sampled", StaticTree(EAGLE_TREE.paths, sampled=True)),
+        ("static:0,1,0.0", StaticTree(((0,), (1,), (0, 0)))),
+        ("dynamic:", DynamicTree(60, 10)),
+        ("dynamic:24", DynamicTree(24, 10)),
+        ("dynamic:24,top=4", DynamicTree(24, 4)),
     ],
 )
 def test_shapes(text, shape):
     assert parse_shape(text) == shape
 
 
-@pytest.mark.parametrize("text", ["", "chain:3", "samples", "samples:x", "siblings:", "siblings:2;1", "tree:4"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "chain:3", "samples", "samples:x", "siblings:", "siblings:2;1", "tree:4", "static:", "dynamic:4,width=2"],
+)
 def test_unknown_shapes_are_refused(text):
     with pytest.raises(InputError, match="shape"):
         parse_shape(text)

@@ -11,10 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from specdiff.cli.app import app
+from specdiff.decoder import load
 from specdiff.drafters.block_causal import BlockCausalSource
 from specdiff.drafters.multistep import MultiStepDrafter
 from specdiff.errors import InputError
-from specdiff.decoder import load
 from specdiff.models.denoiser import BlockCausalDenoiser
 from specdiff.models.diffusion.base import Window
 from specdiff.repro import rows as row_files

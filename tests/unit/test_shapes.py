@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from specdiff.errors import InputError
 from specdiff.shapes import parse_shape, shape_text
-from specdiff.types import BestFirst, CausalPaths, Chain, Samples, Shape, Siblings
+from specdiff.types import EAGLE_TREE, BestFirst, CausalPaths, Chain, DynamicTree, Samples, Shape, Siblings, StaticTree
 
 COUNT = st.integers(1, 99)
 SHARE = st.floats(0.001, 1)
@@ -21,6 +21,9 @@ SHAPES = st.one_of(
     COUNT.map(BestFirst),
     st.lists(COUNT, min_size=1, max_size=5).map(lambda widths: Siblings(tuple(widths))),
     PATHS,
+    st.booleans().map(lambda sampled: StaticTree(EAGLE_TREE.paths, sampled)),
+    st.booleans().map(lambda sampled: StaticTree(((0,), (1,), (0, 0)), sampled)),
+    st.tuples(COUNT, COUNT).map(lambda v: DynamicTree(max(v), min(v))),
     st.sampled_from([CausalPaths(), CausalPaths(beam=1), CausalPaths(keep=2), CausalPaths(weight=0)]),
 )
 

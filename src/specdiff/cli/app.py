@@ -23,6 +23,7 @@ class Commands(LazyGroup):
         "doctor": Place("specdiff.cli.doctor", "doctor", "Examine versions, devices, speed, memory and models."),
         "profile": Place("specdiff.cli.profile", "profile", "Where a round's time goes: target, drafter and rest."),
         "distill": Place("specdiff.cli.distill", "distill", "Cut a denoiser out of a target and train it."),
+        "distill-eagle": Place("specdiff.cli.distill_eagle", "distill_eagle", "Train an EAGLE head, the baseline."),
         "tune": Place("specdiff.cli.tune", "tune_", "Measure what rounds cost, for --controller planner."),
         "reason": Place("specdiff.cli.reason", "reason_", "Think until the time is over, then answer."),
         "reason-study": Place("specdiff.cli.reason", "reason_study", "Accuracy against a budget of seconds."),

@@ -19,7 +19,8 @@ ShapeText = Annotated[
     typer.Option(
         "--shape",
         help="chain, samples:K, siblings:6,2,1,1, best-first:NODES or paths:KEEP (with --ngram; further values as "
-        "paths:3,beam=5,mass=0.9,cap=20,weight=0.7); default by temperature.",
+        "paths:3,beam=5,mass=0.9,cap=20,weight=0.7); for autoregressive and EAGLE drafters also static:eagle, "
+        "static:0,1,0.0,0.1 (nodes by rank; ',sampled' draws them) and dynamic:NODES[,top=K]; default by temperature.",
     ),
 ]
 Ngram = Annotated[

@@ -15,9 +15,8 @@ from rich.progress import Progress as Bar
 
 from specdiff.cli import options as o
 from specdiff.cli.distill import parse_corpus, parse_layers
-from specdiff.decoder import SpeculativeDecoder
+from specdiff.decoder import SpeculativeDecoder, load
 from specdiff.errors import InputError
-from specdiff.decoder import load
 from specdiff.models.target import CausalTarget
 from specdiff.repro import diffuspec as paper_diffuspec
 from specdiff.repro import human_text as texts

@@ -61,7 +61,7 @@ def prepare(
     """
     torch.manual_seed(recipe.seed)
     tables = target_fingerprint(embedding_table(target.model), output_table(target.model))
-    read = _read(corpora, target, tables, tokenizer, allow_other_model=allow_other_model)
+    read = read_corpora(corpora, target, tables, tokenizer, allow_other_model=allow_other_model)
     parts = split(read, held_out=recipe.held_out, window=recipe.window)
     begun = (output / CHECKPOINT_NAME).is_file()
     adopt(output, _record(recipe, target, tables, read, name), begun=begun)
@@ -123,7 +123,7 @@ def fuse_elementwise(denoiser: BlockCausalDenoiser) -> None:
             module.compile(dynamic=True)
 
 
-def _read(
+def read_corpora(
     corpora: Sequence[tuple[Path, float]],
     target: CausalTarget,
     tables: str,
@@ -131,6 +131,12 @@ def _read(
     *,
     allow_other_model: bool,
 ) -> list[tuple[Corpus, float]]:
+    """Read a target's answers, each corpus with its weight; ``tables``: the target's fingerprint.
+
+    Raises:
+        InputError: there are none, or a weight is not positive (CorpusError, BrokenRowError: see
+            `specdiff.corpus.read`).
+    """
     if not corpora:
         raise InputError.of("corpus", expected="at least one", got="none", remedy="make one: specdiff corpus make")
     bad = [weight for _, weight in corpora if not weight > 0]
@@ -160,16 +166,21 @@ def _record(
         "name": name,
         "recipe": recipe.to_json(),
         "target": {"name": target.name, "tables": tables},
-        "corpora": [
-            {
-                "rows": len(corpus.rows),
-                "weight": weight,
-                "prompts": [m.prompts.sha256 for m in corpus.manifests],
-                "sampling": [asdict(m.sampling) for m in corpus.manifests],
-            }
-            for corpus, weight in read
-        ],
+        "corpora": corpora_record(read),
     }
+
+
+def corpora_record(read: Sequence[tuple[Corpus, float]]) -> list[dict[str, object]]:
+    """What a run's corpora are, as plain data."""
+    return [
+        {
+            "rows": len(corpus.rows),
+            "weight": weight,
+            "prompts": [m.prompts.sha256 for m in corpus.manifests],
+            "sampling": [asdict(m.sampling) for m in corpus.manifests],
+        }
+        for corpus, weight in read
+    ]
 
 
 def _cut(recipe: Recipe, target: CausalTarget, parts: Split, name: str) -> BlockCausalDenoiser:

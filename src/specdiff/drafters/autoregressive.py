@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdiff.drafters.base import PROVENANCE, DraftRequest, Observation
-from specdiff.drafters.growing import Grower, Level, grow
+from specdiff.drafters.base import DraftRequest, Observation, provenance_of
+from specdiff.drafters.growing import Grower, Level, advance, grow
 from specdiff.drafters.tree_cache import TreeCache
 from specdiff.errors import InputError
 from specdiff.models.supported import check_can_roll_back, usable_context
@@ -60,7 +60,7 @@ class AutoregressiveDrafter:
                 got=budget.shape,
                 remedy="use BestFirst(nodes): it is the search by the drafter's own conditionals",
             )
-        return PROVENANCE[type(budget.shape)]
+        return provenance_of(budget.shape)
 
     def open(self, rows: int) -> AutoregressiveSession:
         """Start a session for ``rows`` requests."""
@@ -94,11 +94,11 @@ class AutoregressiveSession:
         drafts: dict[int, Draft] = {}
         levels: dict[int, Level] = {}
         for row, grower in growers.items():
-            _advance(row, grower, None, levels, drafts)
+            advance(row, grower, None, levels, drafts)
         while levels:
             logits, levels = self._cache.evaluate(levels), {}
             for row, rows in logits.items():
-                _advance(row, growers[row], rows[:, : self._drafter.vocab_size], levels, drafts)
+                advance(row, growers[row], rows[:, : self._drafter.vocab_size], levels, drafts)
         return [drafts[r.row] for r in requests]
 
     def rewind(self, row: int, length: int) -> None:
@@ -108,13 +108,3 @@ class AutoregressiveSession:
     def _grow(self, logits: Tensor, request: DraftRequest) -> Grower:
         d = self._drafter
         return grow(logits[: d.vocab_size], request.budget, request.random, vocab=d.vocab, source=d.name)
-
-
-def _advance(
-    row: int, grower: Grower, logits: Tensor | None, levels: dict[int, Level], drafts: dict[int, Draft]
-) -> None:
-    """Let one row's tree grow; it then waits for the next level in ``levels``, or is finished in ``drafts``."""
-    try:
-        levels[row] = grower.send(logits)  # type: ignore[arg-type] - None starts a generator
-    except StopIteration as finished:
-        drafts[row] = finished.value

@@ -10,7 +10,19 @@ from typing import Protocol
 from torch import Tensor
 
 from specdiff.randomness import Random
-from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Draft, Provenance, Samples, Siblings
+from specdiff.types import (
+    BestFirst,
+    Budget,
+    CausalPaths,
+    Chain,
+    Draft,
+    DynamicTree,
+    Provenance,
+    Samples,
+    Shape,
+    Siblings,
+    StaticTree,
+)
 
 PROVENANCE: Mapping[type, Provenance] = MappingProxyType(
     {
@@ -19,9 +31,18 @@ PROVENANCE: Mapping[type, Provenance] = MappingProxyType(
         Siblings: Provenance.WITHOUT_REPLACEMENT,
         BestFirst: Provenance.FIXED,
         CausalPaths: Provenance.FIXED,
+        StaticTree: Provenance.FIXED,
+        DynamicTree: Provenance.FIXED,
     }
 )
-"""What each shape yields where the drafter knows q at every node."""
+"""What each shape yields where the drafter knows q at every node; see `provenance_of` for sampled static trees."""
+
+
+def provenance_of(shape: Shape) -> Provenance:
+    """What a shape yields where the drafter knows q at every node."""
+    if isinstance(shape, StaticTree) and shape.sampled:
+        return Provenance.WITHOUT_REPLACEMENT
+    return PROVENANCE[type(shape)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,19 @@ from specdiff.drafters.vocabulary import control_tokens
 from specdiff.errors import PairingError
 from specdiff.trees.paths import descend, leaf_paths
 from specdiff.trees.sampled import merge
-from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Draft, Provenance, Samples, Siblings, TokenTree
+from specdiff.types import (
+    BestFirst,
+    Budget,
+    CausalPaths,
+    Chain,
+    Draft,
+    DynamicTree,
+    Provenance,
+    Samples,
+    Siblings,
+    StaticTree,
+    TokenTree,
+)
 
 
 class CrossTokenizerDrafter:
@@ -215,6 +227,10 @@ def node_limit(budget: Budget) -> int:
         return sum(math.prod(shape.widths[: d + 1]) for d in range(min(gamma, len(shape.widths))))
     if isinstance(shape, CausalPaths):
         return shape.keep * gamma
+    if isinstance(shape, StaticTree):
+        return len(shape.within(gamma))
+    if isinstance(shape, DynamicTree):
+        return shape.nodes
     assert isinstance(shape, Chain)
     return gamma
 

@@ -14,9 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdiff.drafters.base import PROVENANCE
+from specdiff.drafters.base import provenance_of
 from specdiff.randomness import Cdf, Random
-from specdiff.types import BestFirst, Budget, Draft, DraftLaw, Provenance, Samples, Siblings, TokenTree
+from specdiff.types import (
+    BestFirst,
+    Budget,
+    Draft,
+    DraftLaw,
+    DynamicTree,
+    Provenance,
+    Samples,
+    Siblings,
+    StaticTree,
+    TokenTree,
+)
 
 Level = list[tuple[int, int]]
 """Nodes to evaluate, as (parent, token): a parent is the index of an evaluated node, in the order they were yielded;
@@ -39,7 +50,13 @@ def grow(logits: Tensor, budget: Budget, random: Random, *, vocab: Tensor | None
     shape = budget.shape
     if isinstance(shape, BestFirst):
         return _best_first(logits, shape.nodes, budget, source)
+    if isinstance(shape, DynamicTree):
+        return _dynamic(logits, shape, budget, source)
+    if isinstance(shape, StaticTree) and not shape.sampled:
+        return _ranked(logits, shape.within(budget.gamma), source)
     tree = _SampledTree(logits, budget.temperature)
+    if isinstance(shape, StaticTree):
+        return _drawn(tree, shape.within(budget.gamma), random, vocab, source)
     if isinstance(shape, Siblings):
         return _siblings(tree, shape.widths[: budget.gamma], random, vocab, source)
     return _paths(tree, shape.k if isinstance(shape, Samples) else 1, budget, random, vocab, source)
@@ -100,7 +117,7 @@ def _paths(tree: _SampledTree, k: int, budget: Budget, random: Random, vocab: Te
             path.append(children[parent, token])
         if depth < budget.gamma:
             yield from tree.evaluate(range(start, len(tree)))
-    return tree.draft(PROVENANCE[type(budget.shape)], vocab, paths, source)
+    return tree.draft(provenance_of(budget.shape), vocab, paths, source)
 
 
 def _siblings(tree: _SampledTree, widths: Sequence[int], random: Random, vocab: Tensor | None, source: str) -> Grower:
@@ -117,6 +134,66 @@ def _siblings(tree: _SampledTree, widths: Sequence[int], random: Random, vocab: 
         if depth < len(widths):
             yield from tree.evaluate(level)
     return tree.draft(Provenance.WITHOUT_REPLACEMENT, vocab, (), source)
+
+
+def _levels(paths: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Nodes of a static tree, as `StaticTree.within` orders them, by depth."""
+    levels: list[list[tuple[int, ...]]] = [[] for _ in range(max(map(len, paths)))]
+    for path in paths:
+        levels[len(path) - 1].append(path)
+    return levels
+
+
+def _drawn(
+    tree: _SampledTree, paths: Sequence[tuple[int, ...]], random: Random, vocab: Tensor | None, source: str
+) -> Grower:
+    """A static tree of children drawn without replacement; a node that q has no token for is left out with all below.
+
+    Which nodes there are below a child depends on its place among the draws, never on what was drawn.
+    """
+    nodes: dict[tuple[int, ...], int] = {(): -1}
+    levels = _levels(paths)
+    for level in levels:
+        start, siblings = len(tree), dict[tuple[int, ...], list[int]]()
+        for path in level:
+            above = path[:-1]
+            drawn = siblings.setdefault(above, [])
+            if above not in nodes or len(drawn) == int(torch.count_nonzero(tree.q(nodes[above]).weights)):
+                continue
+            drawn.append(random.draw(tree.q(nodes[above]), without=drawn))
+            nodes[path] = tree.add(nodes[above], drawn[-1])
+        if level is not levels[-1] and len(tree) > start:
+            yield from tree.evaluate(range(start, len(tree)))
+    return tree.draft(Provenance.WITHOUT_REPLACEMENT, vocab, (), source)
+
+
+def _ranked(logits: Tensor, paths: Sequence[tuple[int, ...]], source: str) -> Grower:
+    """A static tree of most probable tokens; a rank beyond the vocabulary is left out with all below."""
+    inner = {path[:-1] for path in paths}
+    ranks = min(1 + max(path[-1] for path in paths), logits.numel())
+    order: dict[tuple[int, ...], list[int]] = {(): logits.topk(ranks).indices.tolist()}
+    evaluated: dict[tuple[int, ...], int] = {(): -1}
+    place: dict[tuple[int, ...], int] = {(): -1}
+    tokens: list[int] = []
+    parents: list[int] = []
+    for level in _levels(paths):
+        asked: Level = []
+        rows: list[tuple[int, ...]] = []
+        for path in level:
+            above, rank = path[:-1], path[-1]
+            if above not in place or rank >= ranks:
+                continue
+            place[path] = len(tokens)
+            tokens.append(order[above][rank])
+            parents.append(place[above])
+            if path in inner:  # leaves are not evaluated
+                evaluated[path] = len(evaluated) - 1
+                asked.append((evaluated[above], tokens[-1]))
+                rows.append(path)
+        if asked:
+            top = (yield asked).topk(ranks, dim=-1).indices.tolist()
+            order |= dict(zip(rows, top, strict=True))
+    return Draft(TokenTree(torch.tensor(tokens, dtype=torch.int64), tuple(parents)), source=source)
 
 
 @dataclass(eq=False)
@@ -149,9 +226,39 @@ def _best_first(logits: Tensor, nodes: int, budget: Budget, source: str) -> Grow
             c.index = evaluated
             evaluated += 1
         logits = yield [(c.parent.index, c.token) for c in level if c.parent]
-    place = {id(c): node for node, c in enumerate(best)}
-    parents = tuple(place.get(id(c.parent), -1) for c in best)
-    return Draft(TokenTree(torch.tensor([c.token for c in best], dtype=torch.int64), parents), source=source)
+    return _chosen(best, source)
+
+
+def _chosen(nodes: Sequence[_Candidate], source: str) -> Draft:
+    """Candidates, each behind its parent, as a draft."""
+    place = {id(c): node for node, c in enumerate(nodes)}
+    parents = tuple(place.get(id(c.parent), -1) for c in nodes)
+    tokens = torch.tensor([c.token for c in nodes], dtype=torch.int64)
+    return Draft(TokenTree(tokens, parents), source=source)
+
+
+def _dynamic(logits: Tensor, shape: DynamicTree, budget: Budget, source: str) -> Grower:
+    """EAGLE-2: expand the ``top`` best nodes of each depth, then keep the ``nodes`` best of all that were met.
+
+    A node's product is at most its parent's and the sort is stable, so those kept form a tree.
+    """
+    met: list[_Candidate] = []
+    evaluated = 0
+    beam = [_Candidate(None, -1, 0, 0.0)]
+    logits = logits[None]
+    for depth in range(1, budget.gamma + 1):
+        children: list[_Candidate] = []
+        for parent, row in zip(beam, logits, strict=True):
+            children += _children([parent], row[None], shape.top, budget.temperature)
+        met += children
+        beam = sorted(children, key=lambda c: -c.log_product)[: shape.top]
+        if not beam or depth == budget.gamma:
+            break
+        for c in beam:
+            c.index = evaluated
+            evaluated += 1
+        logits = yield [(c.parent.index, c.token) for c in beam if c.parent]
+    return _chosen(sorted(met, key=lambda c: -c.log_product)[: shape.nodes], source)
 
 
 def _children(level: Sequence[_Candidate], logits: Tensor, count: int, temperature: float) -> list[_Candidate]:
@@ -168,6 +275,16 @@ def _children(level: Sequence[_Candidate], logits: Tensor, count: int, temperatu
         for product, flat, token in zip(top.values.tolist(), top.indices.tolist(), tokens, strict=True)
         if product > -torch.inf
     ]
+
+
+def advance(
+    row: int, grower: Grower, logits: Tensor | None, levels: dict[int, Level], drafts: dict[int, Draft]
+) -> None:
+    """Let one row's tree grow; it then waits for the next level in ``levels``, or is finished in ``drafts``."""
+    try:
+        levels[row] = grower.send(logits)  # type: ignore[arg-type] - None starts a generator
+    except StopIteration as finished:
+        drafts[row] = finished.value
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:

@@ -11,13 +11,25 @@ from torch import Tensor
 
 from specdiff.drafters.base import PROVENANCE, DraftRequest, DraftSession, Observation
 from specdiff.drafters.scoring import RowScorers, Scoring, check_scoring
+from specdiff.errors import InputError
 from specdiff.ngram.base import NgramScorer
 from specdiff.randomness import Random
 from specdiff.trees.best_first import best_first
 from specdiff.trees.lattice import columns_of, raw_length
 from specdiff.trees.path_search import causal_paths, check_scorer
 from specdiff.trees.sampled import sample_chain, sample_paths, siblings_without_replacement
-from specdiff.types import BestFirst, Budget, CausalPaths, Chain, Draft, Provenance, Samples, Siblings
+from specdiff.types import (
+    BestFirst,
+    Budget,
+    CausalPaths,
+    Chain,
+    Draft,
+    DynamicTree,
+    Provenance,
+    Samples,
+    Siblings,
+    StaticTree,
+)
 
 
 class MarginalSession(Protocol):
@@ -88,11 +100,18 @@ class MarginalDrafter:
         self.feature_layers = source.feature_layers
 
     def provenance(self, budget: Budget) -> Provenance:
-        """Every shape can be built from marginals.
+        """Every shape but the trees of EAGLE, which ask what follows a drafted token, can be built from marginals.
 
         Raises:
-            InputError: `CausalPaths` of weight < 1 without a scorer.
+            InputError: such a tree, or `CausalPaths` of weight < 1 without a scorer.
         """
+        if isinstance(budget.shape, StaticTree | DynamicTree):
+            raise InputError.of(
+                "shape",
+                expected="a shape other than StaticTree and DynamicTree for a drafter of independent positions",
+                got=budget.shape,
+                remedy="use BestFirst(nodes): it is the best tree there",
+            )
         if isinstance(budget.shape, CausalPaths):
             check_scorer(budget.shape, self.scorer)
         return PROVENANCE[type(budget.shape)]

@@ -35,10 +35,15 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "autoregressive": Kind(
             summary="a small causal language model, with the target's tokenizer or another",
             needs_path=True,
-            shapes=_ALL_SHAPES,
+            shapes=(*_ALL_SHAPES, "static", "dynamic"),
         ),
         "denoiser": Kind(
             summary="a one-step masked denoiser trained for the target", needs_path=True, shapes=_ALL_SHAPES
+        ),
+        "eagle": Kind(
+            summary="an EAGLE head over the target's features",
+            needs_path=True,
+            shapes=(*_ALL_SHAPES, "static", "dynamic"),
         ),
         "diffusion": Kind(
             summary="a masked diffusion LM (Dream, DiffuCoder, LLaDA, DiffuLLaMA, SDAR)",

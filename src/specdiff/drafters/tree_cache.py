@@ -25,7 +25,7 @@ _EMPTY = NewRows.causal(torch.empty(0, dtype=torch.int64))
 
 
 @dataclass(frozen=True)
-class _Nodes:
+class Nodes:
     """Nodes of one row's tree, in cache order, which is the order they were evaluated in.
 
     Attributes:
@@ -36,13 +36,13 @@ class _Nodes:
     parents: tuple[int, ...] = ()
     lines: tuple[tuple[int, ...], ...] = ()
 
-    def grown(self, level: Level) -> _Nodes:
+    def grown(self, level: Level) -> Nodes:
         """These nodes and a further level."""
         lines = list(self.lines)
         for parent, _ in level:
             lines.append((*(lines[parent] if parent >= 0 else ()), len(lines)))
         parents, tokens = zip(*level, strict=True)
-        return _Nodes((*self.tokens, *tokens), (*self.parents, *parents), tuple(lines))
+        return Nodes((*self.tokens, *tokens), (*self.parents, *parents), tuple(lines))
 
     def last(self, count: int) -> NewRows:
         """The last ``count`` nodes as new rows over the cached others."""
@@ -64,7 +64,7 @@ class TreeCache:
 
     def __init__(self, model: PreTrainedModel, rows: int) -> None:
         self._decoder = CachedDecoder(model, rows)
-        self._nodes = [_Nodes() for _ in range(rows)]
+        self._nodes = [Nodes() for _ in range(rows)]
         self._picks_logits = "logits_to_keep" in forward_parameters(type(model))
         self.passes = 0
 
@@ -126,4 +126,4 @@ class TreeCache:
         kept[row] = nodes
         self._decoder.cache.truncate(row, length)
         self._decoder.cache.keep(kept)
-        self._nodes[row] = _Nodes()
+        self._nodes[row] = Nodes()

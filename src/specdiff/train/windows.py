@@ -239,6 +239,10 @@ class WindowStream:
         anchors = [draw_anchors(row, self.config.anchors_per_row, generator) for row in rows]
         return pack(rows, anchors, window=self.config.window, labels_of=self._labels_of)
 
+    def rows(self, number: int) -> list[AnswerRow]:
+        """Return the rows of a batch."""
+        return self._rows(number)
+
     def row_ids(self, number: int) -> list[str]:
         """Return the names of the rows of a batch."""
         return [row.id for row in self._rows(number)]
