@@ -167,8 +167,8 @@ class SpeculativeDecoder:
         Args:
             target: catalog name (``specdiff models list``), a local folder, or a Hugging Face id.
             drafter: ``"default"`` (the denoiser that ships with the default target), ``"none"``, ``"ngram"``, a folder
-                or id of weights (block-causal denoiser, EAGLE head, masked diffusion LM, any causal LM), or several joined by
-                ``+``.
+                or id of weights (block-causal denoiser, EAGLE head, masked diffusion LM, any causal LM), or several
+                joined by ``+``.
             dtype: of the target: ``"auto"``, ``"bf16"``, ``"fp16"``, ``"fp32"`` or a torch dtype. drafter_dtype: the
                 same for the drafter; ``"auto"`` = the target's.
             device: ``"cpu"``, ``"cuda"``, ...; None = the best there is. device_map: accelerate's, e.g. ``"auto"``.

@@ -150,26 +150,6 @@ def load_drafter(
     return loader.load(name)
 
 
-def load_drafter(
-    decoder: SpeculativeDecoder, name: str, *, steps: int = 1, ngram: str | Path | None = None, prepack: bool = True
-) -> Drafter | None:
-    """Another drafter for a target that is loaded already.
-
-    Args:
-        decoder: from `load`. name, steps, ngram, prepack: as for `load`; the drafter takes the target's dtype.
-
-    Raises:
-        InputError, CheckpointError, UnsupportedModelError, DownloadError: see `load`.
-    """
-    target, tokenizer = decoder.target, decoder.tokenizer
-    if not isinstance(target, CausalTarget) or tokenizer is None:
-        raise InputError.of(
-            "decoder", expected="one with a loaded model and its tokenizer", got=target.name, remedy="make it with load"
-        )
-    loader = _DrafterLoader(ModelStore(), target, tokenizer, "auto", steps, "left_to_right", None, prepack, ngram)
-    return loader.load(name)
-
-
 def default_denoiser() -> Path:
     """Folder of the denoiser that ships with the package."""
     return Path(str(resources.files("specdiff"))) / "assets" / DEFAULT_DENOISER

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from specdiff.bench.tune import identity, tune
+from specdiff.control.plan import Plan
 from specdiff.control.plan_file import load_plan, save_plan
-from specdiff.control.planner import Plan
 from specdiff.corpus.identity import tokenizer_fingerprint
 from specdiff.decoder import Generation, SpeculativeDecoder
 from specdiff.drafters.base import Drafter

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specdiff.bench.tune import planned
 from specdiff.checking import integer, real
 from specdiff.control.adaptive_length import LengthRule
-from specdiff.control.base import Controller, FixedBudget
-from specdiff.control.planner import Plan
+from specdiff.control.base import FixedBudget
+from specdiff.control.plan import Plan
 from specdiff.decoder import Settings, SpeculativeDecoder
 from specdiff.drafters.base import Drafter
 from specdiff.errors import InputError
@@ -112,18 +112,15 @@ class Setting:
                 f"setting {self.name!r}", expected=f"gamma of at most {limit}, the drafter's window", got=self.gamma,
                 remedy="use a shorter one",
             )  # fmt: skip
-        budget, controller = self.budget, self._controller(plan)
         if self.controller == "planner":
-            assert plan is not None  # `_controller` has seen to it
-            budget = plan.best(greedy=self.temperature == 0).budget
-        settings = Settings(rule=self.rule, budget=budget, controller=controller)
+            if plan is None:
+                raise InputError.of(
+                    "plan", expected="a plan for the planner", got=None, remedy="measure it: specdiff tune"
+                )
+            ruled = SpeculativeDecoder(base.target, drafter, base.tokenizer, Settings(rule=self.rule))
+            return planned(ruled, plan, greedy=self.temperature == 0)
+        scaled = LengthRule.scaled(self.gamma).controller
+        settings = Settings(
+            rule=self.rule, budget=self.budget, controller=FixedBudget if self.controller == "fixed" else scaled
+        )
         return SpeculativeDecoder(base.target, drafter, base.tokenizer, settings)
-
-    def _controller(self, plan: Plan | None) -> Callable[[Budget], Controller]:
-        if self.controller == "fixed":
-            return FixedBudget
-        if self.controller == "adl":
-            return LengthRule.scaled(self.gamma).controller
-        if plan is None:
-            raise InputError.of("plan", expected="a plan for the planner", got=None, remedy="measure it: specdiff tune")
-        return plan.controller

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def packed_window_states(
-    denoiser: BlockCausalDenoiser, batch: WindowBatch, *, features: Tensor | None = None, dense: bool = False
+    denoiser: BlockCausalDenoiser,
+    batch: WindowBatch,
+    *,
+    features: Tensor | None = None,
+    shown: Tensor | None = None,
+    dense: bool = False,
 ) -> Tensor:
     """Return the states of every window row of a batch.
 
@@ -26,6 +31,7 @@ def packed_window_states(
             `specdiff.train.attention.register_window_attention`.
         batch: B rows with T context tokens and A windows each.
         features: [B, T, F * H] target hidden states of the context, for denoisers with feature layers.
+        shown: [B, A, W] bool, the window tokens that are fed in place of a mask, where the text has them; None = none.
         dense: use the square mask instead of the blockwise attention.
 
     Returns:
@@ -37,6 +43,10 @@ def packed_window_states(
     rows[..., 0] = batch.last_tokens
     masked = torch.ones_like(rows, dtype=torch.bool)
     masked[..., 0] = False
+    if shown is not None:  # the row after the anchor's is token 0, and the last token is no row
+        visible = (shown & batch.reached)[..., :-1]
+        rows[..., 1:] = batch.following[..., :-1] * visible
+        masked[..., 1:] = ~visible
     tokens = torch.cat([batch.context, rows.flatten(1)], dim=1)
     is_mask = torch.cat([torch.zeros_like(batch.context, dtype=torch.bool), masked.flatten(1)], dim=1)
     if features is not None:  # the target has not seen the windows' rows

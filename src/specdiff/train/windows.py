@@ -56,12 +56,16 @@ class WindowBatch:
         last_tokens: [B, A] int64 that token.
         labels: [B, A, W] int64 draft-vocabulary columns of the tokens after the anchor, `IGNORED` where there is
             none or the draft vocabulary lacks it.
+        following: [B, A, W] int64 those tokens themselves, 0 where there is none.
+        reached: [B, A, W] bool, where there is one.
     """
 
     context: Tensor
     anchors: Tensor
     last_tokens: Tensor
     labels: Tensor
+    following: Tensor
+    reached: Tensor
 
     @property
     def num_windows(self) -> int:
@@ -167,6 +171,7 @@ def pack(rows: Sequence[AnswerRow], anchors: Sequence[Sequence[int]], *, window:
     padded_anchors = torch.zeros(len(rows), num_windows, dtype=torch.int64)
     last_tokens = torch.zeros_like(padded_anchors)
     labels = torch.full((len(rows), num_windows, window), IGNORED, dtype=torch.int64)
+    following, reached = torch.zeros_like(labels), torch.zeros_like(labels, dtype=torch.bool)
     for b, (row, chosen) in enumerate(zip(rows, anchors, strict=True)):
         tokens = torch.tensor(row.tokens, dtype=torch.int64)
         length = max(chosen)
@@ -176,7 +181,17 @@ def pack(rows: Sequence[AnswerRow], anchors: Sequence[Sequence[int]], *, window:
         last_tokens[b, : len(chosen)] = tokens[places]
         columns = torch.cat([labels_of[tokens], torch.full((window,), IGNORED)])
         labels[b, : len(chosen)] = columns.unfold(0, window, 1)[places + 1]
-    return WindowBatch(context=context, anchors=padded_anchors, last_tokens=last_tokens, labels=labels)
+        padded = torch.cat([tokens, tokens.new_zeros(window)])
+        following[b, : len(chosen)] = padded.unfold(0, window, 1)[places + 1]
+        reached[b, : len(chosen)] = places[:, None] + 1 + torch.arange(window) < len(tokens)
+    return WindowBatch(
+        context=context,
+        anchors=padded_anchors,
+        last_tokens=last_tokens,
+        labels=labels,
+        following=following,
+        reached=reached,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +250,7 @@ class WindowStream:
     def batch(self, number: int) -> WindowBatch:
         """Return a batch by its number (any order; the same number always gives the same batch)."""
         rows = self._rows(number)
-        generator = _generator(self.config.seed, 1, number)
+        generator = generator_of(self.config.seed, 1, number)
         anchors = [draw_anchors(row, self.config.anchors_per_row, generator) for row in rows]
         return pack(rows, anchors, window=self.config.window, labels_of=self._labels_of)
 
@@ -267,16 +282,16 @@ class WindowStream:
         rows.sort(key=lambda row: len(row.tokens))
         size = self.config.rows_per_batch
         batches = [rows[i : i + size] for i in range(0, len(rows), size)]
-        order = torch.randperm(len(batches), generator=_generator(self.config.seed, 2, pool_number))
+        order = torch.randperm(len(batches), generator=generator_of(self.config.seed, 2, pool_number))
         return [batches[i] for i in order.tolist()]
 
     @lru_cache(maxsize=8)  # noqa: B019 - a handful of permutations, as long-lived as the stream
     def _order(self, source: int, epoch: int) -> list[int]:
-        generator = _generator(self.config.seed, 3 + source, epoch)
+        generator = generator_of(self.config.seed, 3 + source, epoch)
         return torch.randperm(len(self._sources[source]), generator=generator).tolist()
 
 
-def _generator(seed: int, stream: int, number: int) -> torch.Generator:
+def generator_of(seed: int, stream: int, number: int) -> torch.Generator:
     """Return a generator that depends on all three numbers."""
     digest = hashlib.sha256(f"{seed}/{stream}/{number}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))

@@ -3,7 +3,7 @@
 from specdiff.models.diffusion.base import MaskedDenoiser, Window, WindowSession
 from specdiff.models.diffusion.config import MaskedDenoiserConfig
 from specdiff.models.diffusion.families import FAMILIES, Family, is_diffusion
-from specdiff.models.diffusion.lora import merge_lora
+from specdiff.models.diffusion.lora import add_lora, merge_lora
 from specdiff.models.diffusion.model import DiffusionLM
 from specdiff.models.diffusion.probe import ProbeReport, ProbeState, copy_probe
 from specdiff.models.diffusion.tokenizer import load_tokenizer
@@ -18,6 +18,7 @@ __all__ = [
     "ProbeState",
     "Window",
     "WindowSession",
+    "add_lora",
     "copy_probe",
     "is_diffusion",
     "load_tokenizer",

@@ -123,6 +123,27 @@ class DiffusionLM(nn.Module):
         Returns:
             For each sequence logits [stop - start, V]: row i predicts token ``start + i``, whatever the alignment.
         """
+        picked = self.states(sequences, spans)
+        return list(self.head(torch.cat(picked)).split([p.shape[0] for p in picked]))
+
+    def states(
+        self,
+        sequences: Sequence[Tensor],
+        spans: Sequence[tuple[int, int]],
+        *,
+        mask_embedding: Tensor | None = None,
+        allowed: Tensor | None = None,
+    ) -> list[Tensor]:
+        """The states below `rows`' logits, for training.
+
+        Args:
+            sequences, spans: see `rows`.
+            mask_embedding: [H] fed where a token is the mask; None = its row of the table.
+            allowed: [S, S] bool, S the longest sequence: who may see whom, besides what the attention forbids.
+
+        Returns:
+            For each sequence [stop - start, H], after the final norm.
+        """
         shift = int(self.config.shift)
         lengths = torch.tensor([s.numel() for s in sequences])
         size = int(lengths.max())
@@ -133,31 +154,39 @@ class DiffusionLM(nn.Module):
         real = (torch.arange(size)[None, :] < lengths[:, None])[:, None, None, :]
         # With full attention all queries see the same keys, so one row of the mask serves them all.
         seen = real if self.config.attention == "full" else real & self.visible(0, size)
+        if allowed is not None:
+            seen = seen & allowed
         dtype = self.backbone.lm_head.weight.dtype
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+        tokens = tokens.to(self.device)
+        fed: dict[str, Tensor] = {"input_ids": tokens}
+        if mask_embedding is not None:
+            table = self.backbone.get_input_embeddings()
+            is_mask = (tokens == self.config.mask_id)[..., None]
+            fed = {"inputs_embeds": torch.where(is_mask, mask_embedding, table(tokens))}
         hidden = self.decoder(
-            input_ids=tokens.to(self.device),
+            **fed,
             attention_mask=mask.to(self.device),
             position_ids=torch.arange(size, device=self.device).expand(len(sequences), -1),
             use_cache=False,
         ).last_hidden_state
-        picked = [hidden[row, start - shift : stop - shift] for row, (start, stop) in enumerate(spans)]
-        return list(self.head(torch.cat(picked)).split([p.shape[0] for p in picked]))
+        return [hidden[row, start - shift : stop - shift] for row, (start, stop) in enumerate(spans)]
 
     def open(self, rows: int, *, refresh: int | None = None) -> PrefixWindows:
         """Start a session; see `MaskedDenoiser.open`."""
         return PrefixWindows(self, rows, refresh=refresh)
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(self, directory: str | Path, state: Mapping[str, Tensor] | None = None) -> None:
         """Write a folder that `from_pretrained` reads: published names, one safetensors file, dtype as it is.
 
         Args:
             directory: created if needed; files there are replaced.
+            state: weights to write in place of the module's, by the names of a backbone without adapters.
         """
         kind, tied = FAMILIES[self.config.family], bool(self.backbone.config.tie_word_embeddings)
         tensors = {
             kind.keys.published(name): tensor
-            for name, tensor in self.backbone.state_dict().items()
+            for name, tensor in (self.backbone.state_dict() if state is None else state).items()
             if not (tied and name == "lm_head.weight")
         }
         kept = ("family", "mask_id", "shift", "attention", "block_size", "name")

@@ -18,9 +18,27 @@ from torch import Tensor
 
 from specdiff.models.cached_decoder import CachedDecoder, NewRows
 from specdiff.models.diffusion.base import Window, check_refresh
+from specdiff.models.diffusion.config import MaskedDenoiserConfig
 
 if TYPE_CHECKING:
     from specdiff.models.diffusion.model import DiffusionLM
+
+
+def shown(config: MaskedDenoiserConfig, window: Window) -> tuple[int, Tensor, Tensor]:
+    """What the network is fed for a window.
+
+    Returns:
+        First token of the prefix that is shown, the prefix from there (ids beyond the table, of a target with a larger
+        vocabulary, are shown as masks: unknown, but there), and the window, filled up to the end of its last block.
+    """
+    length, count = window.prefix.numel(), window.tokens.numel()
+    assert length >= 1, "a window follows at least one token"
+    assert config.max_window is None or 1 <= count <= config.max_window, "windows are limited by the context"
+    filling = -(length + count) % config.block_size
+    start = config.first_shown(length, count + filling)
+    tail = torch.cat([window.tokens, window.tokens.new_full((filling,), config.mask_id)])
+    prefix = window.prefix[start:]
+    return start, prefix.masked_fill(prefix >= config.vocab_size, config.mask_id), tail
 
 
 @dataclass
@@ -57,9 +75,9 @@ class PrefixWindows:
         self.passes += 1
         if self._decoder is not None:
             return self._on_cache(self._decoder, windows)
-        shown = [self._shown(w) for w in windows]
-        spans = [(p.numel(), p.numel() + w.tokens.numel()) for (_, p, _), w in zip(shown, windows, strict=True)]
-        return self._model.rows([torch.cat([prefix, tail]) for _, prefix, tail in shown], spans)
+        views = [shown(self._model.config, w) for w in windows]
+        spans = [(p.numel(), p.numel() + w.tokens.numel()) for (_, p, _), w in zip(views, windows, strict=True)]
+        return self._model.rows([torch.cat([prefix, tail]) for _, prefix, tail in views], spans)
 
     def rewind(self, row: int, length: int) -> None:
         """Keep what is cached of the first ``length`` tokens; the next window opens a new round in any case."""
@@ -71,28 +89,13 @@ class PrefixWindows:
             kept = max(length - state.start, 0) // self._model.config.block_size * self._model.config.block_size
             self._decoder.cache.truncate(row, min(kept, self._decoder.cache.lengths[row]))
 
-    def _shown(self, window: Window) -> tuple[int, Tensor, Tensor]:
-        """First token of the prefix that is shown, the prefix from there, and the window with its filling."""
-        config = self._model.config
-        length, count = window.prefix.numel(), window.tokens.numel()
-        assert length >= 1, "a window follows at least one token"
-        assert config.max_window is None or 1 <= count <= config.max_window, "windows are limited by the context"
-        filling = -(length + count) % config.block_size
-        start = config.first_shown(length, count + filling)
-        tail = torch.cat([window.tokens, window.tokens.new_full((filling,), config.mask_id)])
-        return start, self._known(window.prefix[start:]), tail
-
-    def _known(self, tokens: Tensor) -> Tensor:
-        """Ids beyond the table (a target with a larger vocabulary) are shown as masks: unknown, but there."""
-        return tokens.masked_fill(tokens >= self._model.config.vocab_size, self._model.config.mask_id)
-
     def _on_cache(self, decoder: CachedDecoder, windows: Sequence[Window]) -> list[Tensor]:
         shift = int(self._model.config.shift)
         new = [NewRows.causal(torch.empty(0, dtype=torch.int64)) for _ in range(self._rows)]
         keep: list[range] = [range(0)] * self._rows
         spans: list[tuple[int, int, int]] = []
         for window in windows:
-            start, prefix, tail = self._shown(window)
+            start, prefix, tail = shown(self._model.config, window)
             final = self._final(prefix.numel())
             length = self._reusable(decoder, window, start, final)
             tokens = torch.cat([prefix[length:], tail])
