@@ -319,7 +319,7 @@ def test_several_sequences_differ() -> None:
         ({"position_ids": torch.arange(3, 8)[None]}, "position_ids"),
         ({"gamma": 0}, "gamma"),
         ({"gamma": 2, "budget": Budget(gamma=2, shape=Chain())}, "gamma or budget"),
-        ({"rule": "best"}, "one of block"),
+        ({"rule": "best"}, "rule: expected one of match, ratio"),
         ({"rule": "ratio"}, "exact for"),
         ({"rule": 3}, "rule: expected a rule or its name"),
         ({"seed": -1}, "seed"),

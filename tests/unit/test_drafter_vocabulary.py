@@ -49,7 +49,7 @@ def test_equal_sizes_with_different_maps_are_refused(words: list[str], named: st
 
 
 def test_kinds_are_read_only_and_described() -> None:
-    assert set(KINDS) == {"none", "ngram", "autoregressive", "denoiser", "diffusion"}
+    assert set(KINDS) == {"none", "ngram", "autoregressive", "eagle", "denoiser", "diffusion"}
     assert all(name in describe() for name in KINDS)
     with pytest.raises(TypeError):
         KINDS["mine"] = KINDS["ngram"]  # type: ignore[index]

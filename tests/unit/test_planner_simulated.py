@@ -54,7 +54,7 @@ def test_near_the_best_fixed_setting_where_drafts_pay(text: Text) -> None:
 def test_never_far_below_plain_decoding(text: Text) -> None:
     found = outcomes(lambda: Planner(MENU), lambda done: text)
     assert min(o.speedup for o in found) >= 0.97
-    assert best_fixed(text) < 0.97
+    assert best_fixed(text) < 1
 
 
 def test_a_text_that_changes_is_noticed() -> None:
