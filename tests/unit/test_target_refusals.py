@@ -154,6 +154,30 @@ def test_models_that_ignore_masks_or_positions_are_found(argument: str, dtype: t
         target.self_check()
 
 
+def _rough(model: PreTrainedModel) -> PreTrainedModel:
+    """A model whose rounding depends on how many rows a pass has, as that of kernels does, by 7 % of its logits."""
+
+    def hook(_module: Any, _args: Any, output: Any) -> None:
+        logits = output.logits
+        noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(logits.shape[1]))
+        output.logits = logits + (0.07 * logits.std() * noise).to(logits.dtype)
+
+    model.register_forward_hook(hook)
+    return model
+
+
+def test_rounding_that_the_model_itself_shows_is_no_fault() -> None:
+    assert CausalTarget(_rough(tiny_model("llama").to(torch.bfloat16))).self_check() > 0.05
+    with pytest.raises(UnsupportedModelError, match="differently"):  # full precision does not round so
+        CausalTarget(_rough(tiny_model("llama"))).self_check()
+
+
+@pytest.mark.parametrize("argument", ["attention_mask", "position_ids"])
+def test_rounding_hides_no_ignored_argument(argument: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="ignores 4-D masks or positions"):
+        CausalTarget(_ignoring(_rough(tiny_model("llama").to(torch.bfloat16)), argument)).self_check()
+
+
 def test_bool_masks_under_eager_attention_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from specdiff.models.cached_decoder import CachedDecoder
 
